@@ -1,1 +1,7 @@
-//! x
+//! Leasehold: a self-hosted, durable worker-plane server.
+
+pub mod clock;
+pub mod domain;
+pub mod matching;
+pub mod payload;
+pub mod store;

@@ -1,0 +1,384 @@
+//! Decisions: what a run wants written, as values. Effects are net: at most one per row.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::event::Event;
+use super::ids::{Namespace, RunId, TaskNo, WorkerId, WorkflowId};
+use super::lease::Hold;
+use super::routing::{Routing, TaskKind};
+use super::run::{Digest, Fact, RunState};
+use super::time::Timestamp;
+
+/// A task as it is opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewTask {
+    /// Where it waits.
+    pub routing: Routing,
+    /// When it may be handed out.
+    pub available_at: Timestamp,
+    /// Milliseconds of one lease, renewed by heartbeats.
+    pub lease_ms: u64,
+    /// Milliseconds from hand-out to outcome.
+    pub start_to_close_ms: Option<u64>,
+    /// Milliseconds between heartbeats.
+    pub heartbeat_ms: Option<u64>,
+    /// The poll that the opening commit hands it to.
+    pub handed_to: Option<HandOff>,
+}
+
+/// A poll that takes a task in the commit that opens it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HandOff {
+    /// The worker.
+    pub owner: WorkerId,
+    /// The poll's id, if the worker gave one.
+    pub poll_request_id: Option<Arc<str>>,
+}
+
+/// What happens to one task row.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TaskEffect {
+    /// It is written.
+    Open(NewTask),
+    /// It continues: ready again, unowned, from this time on. Hand-outs go on counting.
+    Again {
+        /// When it may be handed out.
+        available_at: Timestamp,
+    },
+    /// It goes.
+    Close,
+}
+
+/// What a timer row is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum TimerKind {
+    /// A timer of the workflow; the number is its step.
+    User,
+    /// An activity must have been handed out; the number is its task.
+    ScheduleToStart,
+    /// An activity must have ended; the number is its task.
+    ScheduleToClose,
+    /// The run must have closed.
+    RunDeadline,
+    /// The whole execution must have closed.
+    ExecutionDeadline,
+}
+
+impl TimerKind {
+    const ALL: [Self; 5] = [
+        Self::User,
+        Self::ScheduleToStart,
+        Self::ScheduleToClose,
+        Self::RunDeadline,
+        Self::ExecutionDeadline,
+    ];
+
+    /// The number it is stored as.
+    pub fn number(self) -> i16 {
+        match self {
+            Self::User => 0,
+            Self::ScheduleToStart => 1,
+            Self::ScheduleToClose => 2,
+            Self::RunDeadline => 3,
+            Self::ExecutionDeadline => 4,
+        }
+    }
+
+    /// The kind that is stored as `number`.
+    pub fn from_number(number: i16) -> Option<Self> {
+        Self::ALL.get(usize::try_from(number).ok()?).copied()
+    }
+}
+
+/// A timer row of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TimerKey {
+    /// What it is for.
+    pub kind: TimerKind,
+    /// Which one.
+    pub no: u32,
+}
+
+/// What happens to one timer row.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TimerEffect {
+    /// It is set, or set anew.
+    Set(Timestamp),
+    /// It goes.
+    Cancel,
+}
+
+/// Net effects on the rows of one run.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Effects {
+    tasks: BTreeMap<TaskNo, TaskEffect>,
+    timers: BTreeMap<TimerKey, TimerEffect>,
+}
+
+impl Effects {
+    /// Effects on task rows, by number.
+    pub fn tasks(&self) -> &BTreeMap<TaskNo, TaskEffect> {
+        &self.tasks
+    }
+
+    /// Effects on timer rows.
+    pub fn timers(&self) -> &BTreeMap<TimerKey, TimerEffect> {
+        &self.timers
+    }
+
+    /// Nothing happens.
+    pub fn is_empty(&self) -> bool {
+        self.tasks.is_empty() && self.timers.is_empty()
+    }
+
+    /// Opens a task.
+    pub fn open(&mut self, no: TaskNo, task: NewTask) {
+        self.tasks.insert(no, TaskEffect::Open(task));
+    }
+
+    /// Makes a task ready again.
+    pub fn again(&mut self, no: TaskNo, at: Timestamp) {
+        match self.tasks.get_mut(&no) {
+            Some(TaskEffect::Open(task)) => {
+                task.available_at = at;
+                task.handed_to = None;
+            }
+            _ => {
+                self.tasks.insert(no, TaskEffect::Again { available_at: at });
+            }
+        }
+    }
+
+    /// Closes a task. One that this write opens is then never written.
+    pub fn close(&mut self, no: TaskNo) {
+        if matches!(self.tasks.get(&no), Some(TaskEffect::Open(_))) {
+            self.tasks.remove(&no);
+        } else {
+            self.tasks.insert(no, TaskEffect::Close);
+        }
+    }
+
+    /// Sets a timer, or sets it anew.
+    pub fn set(&mut self, key: TimerKey, at: Timestamp) {
+        self.timers.insert(key, TimerEffect::Set(at));
+    }
+
+    /// Cancels a timer.
+    pub fn cancel(&mut self, key: TimerKey) {
+        self.timers.insert(key, TimerEffect::Cancel);
+    }
+
+    /// The poll that takes task `no`, to be filled in.
+    pub fn opened_mut(&mut self, no: TaskNo) -> Option<&mut NewTask> {
+        match self.tasks.get_mut(&no) {
+            Some(TaskEffect::Open(task)) => Some(task),
+            _ => None,
+        }
+    }
+
+    /// These effects, then `later` ones.
+    pub fn then(&mut self, later: Self) {
+        for (no, effect) in later.tasks {
+            match effect {
+                TaskEffect::Open(task) => self.open(no, task),
+                TaskEffect::Again { available_at } => self.again(no, available_at),
+                TaskEffect::Close => self.close(no),
+            }
+        }
+        self.timers.extend(later.timers);
+    }
+}
+
+/// A fence on a task row of the deciding run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fence {
+    /// The task.
+    pub no: TaskNo,
+    /// What must be true of its row.
+    pub hold: Hold,
+}
+
+/// A key that the write claims for good; if it is taken, nothing is written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Claim {
+    /// The workflow id of a start.
+    Workflow,
+    /// A caller's command key.
+    Request(RequestKey),
+}
+
+/// A caller's command key and what it stood for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RequestKey {
+    /// Namespace of the workflow.
+    pub namespace: Namespace,
+    /// The workflow.
+    pub workflow_id: WorkflowId,
+    /// Kind of command.
+    pub kind: &'static str,
+    /// The caller's key.
+    pub request_id: Arc<str>,
+    /// The command's name, for a signal.
+    pub name: Arc<str>,
+    /// Digest of its arguments.
+    pub digest: Digest,
+    /// The run that the caller named; empty when it named the workflow.
+    pub run_target: Arc<str>,
+    /// Number of the command in the run that took it.
+    pub command: u64,
+}
+
+/// What is written for one run.
+#[derive(Clone, Debug)]
+pub struct RunWrite {
+    /// The version that the run must still have; 0 for a run that does not exist yet.
+    pub base: u64,
+    /// First event of the batch.
+    pub first_event: u64,
+    /// Events to append.
+    pub events: Vec<Event>,
+    /// Facts to append, each with the number of the event that follows it.
+    pub facts: Vec<(u64, Fact)>,
+    /// Effects on tasks and timers.
+    pub effects: Effects,
+    /// The state after the write.
+    pub next: RunState,
+}
+
+/// A batch as it is stored.
+#[derive(Clone, Debug)]
+pub struct Sealed {
+    /// Events as [`Event::write_all`] writes them; empty when there are none.
+    pub events: String,
+    /// Facts as a JSON array of `[event number, fact]`.
+    pub journal: String,
+}
+
+impl RunWrite {
+    /// Writes the batch out and counts its bytes in the next state. Called once, when nothing more
+    /// is added.
+    ///
+    /// # Errors
+    /// A payload cannot be written as JSON, which no value of these types provokes.
+    pub fn seal(&mut self) -> serde_json::Result<Sealed> {
+        let next = &mut self.next;
+        let sealed = Sealed {
+            events: Event::write_all(next.id, &next.begun.namespace, &self.events)?,
+            journal: serde_json::to_string(&self.facts)?,
+        };
+        next.history_bytes += sealed.events.len() as u64;
+        Ok(sealed)
+    }
+
+    /// Hands an opened task to a waiting poll: the row is written leased, and an activity's start
+    /// enters the history with it. Does nothing when the task is not opened by this write.
+    pub fn hand_over(&mut self, no: TaskNo, to: HandOff, now: Timestamp) {
+        let Some(task) = self.effects.opened_mut(no) else {
+            return;
+        };
+        let owner = to.owner.clone();
+        task.handed_to = Some(to);
+        if task.routing.kind == TaskKind::Activity {
+            let event = super::run::started_event(&self.next, no, FIRST_ATTEMPT, &owner, now);
+            if let Some(event) = event {
+                self.next.apply(&event);
+                self.events.push(event);
+            }
+        }
+    }
+
+    /// Tasks that this write opens for anyone, with their rows.
+    pub fn opened(&self) -> impl Iterator<Item = (TaskNo, &NewTask)> {
+        self.effects.tasks.iter().filter_map(|(no, effect)| match effect {
+            TaskEffect::Open(task) => Some((*no, task)),
+            _ => None,
+        })
+    }
+}
+
+/// The hand-out that happens in the commit that opens a task.
+pub const FIRST_ATTEMPT: u32 = 1;
+
+/// What a run decided.
+#[derive(Clone, Debug)]
+pub struct Decision {
+    /// The deciding run.
+    pub write: RunWrite,
+    /// Runs that come into being with it.
+    pub created: Vec<RunWrite>,
+    /// Fences on task rows of the deciding run.
+    pub fences: Vec<Fence>,
+    /// A key that it claims.
+    pub claim: Option<Claim>,
+}
+
+impl Decision {
+    /// This decision and `later`, which was made on the state that this one leads to, as one.
+    /// Neither may claim a key if both would.
+    pub fn then(mut self, later: Self) -> Self {
+        self.write.events.extend(later.write.events);
+        self.write.facts.extend(later.write.facts);
+        self.write.effects.then(later.write.effects);
+        let version = self.write.next.version;
+        self.write.next = later.write.next;
+        self.write.next.version = version;
+        self.created.extend(later.created);
+        for fence in later.fences {
+            if !self.fences.contains(&fence) {
+                self.fences.push(fence);
+            }
+        }
+        self.claim = self.claim.or(later.claim);
+        self
+    }
+
+    /// The deciding run's id.
+    pub fn run_id(&self) -> RunId {
+        self.write.next.id
+    }
+
+    /// All runs that are written.
+    pub fn writes(&self) -> impl Iterator<Item = &RunWrite> {
+        std::iter::once(&self.write).chain(&self.created)
+    }
+
+    /// All runs that are written, to be changed.
+    pub fn writes_mut(&mut self) -> impl Iterator<Item = &mut RunWrite> {
+        std::iter::once(&mut self.write).chain(&mut self.created)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(n: i64) -> Timestamp {
+        Timestamp::from_micros(n)
+    }
+
+    #[test]
+    fn effects_are_net() {
+        let user = TimerKey {
+            kind: TimerKind::User,
+            no: 1,
+        };
+        let mut effects = Effects::default();
+        effects.cancel(user);
+        effects.set(user, at(2));
+        assert_eq!(effects.timers()[&user], TimerEffect::Set(at(2)));
+        effects.again(4, at(3));
+        effects.close(4);
+        assert_eq!(effects.tasks()[&4], TaskEffect::Close);
+    }
+
+    #[test]
+    fn numbers_come_back() {
+        for kind in TimerKind::ALL {
+            assert_eq!(TimerKind::from_number(kind.number()), Some(kind));
+        }
+        for kind in [TaskKind::Workflow, TaskKind::Activity] {
+            assert_eq!(TaskKind::from_number(kind.number()), Some(kind));
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! History events: their JSON, written once and served as it is.
+//!
+//! Keys are those of the contract's history. A key without a value is left out, except where a
+//! reader relies on `null`.
+
+mod activity;
+mod marker;
+mod timer;
+mod workflow;
+
+pub use activity::*;
+pub use marker::*;
+pub use timer::*;
+pub use workflow::*;
+
+use std::borrow::Cow;
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use super::ids::{Namespace, Part, RunId, TaskId, part_id};
+use super::time::Timestamp;
+
+/// JSON that is stored and given back without being looked into.
+pub type Json = Arc<RawValue>;
+
+/// A word of the contract: a constant when written, owned when read back.
+pub type Word = Cow<'static, str>;
+
+/// One event of a run.
+#[derive(Clone, Debug)]
+pub struct Event {
+    /// Dense place in the history, from 1.
+    pub sequence: u64,
+    /// When it was decided.
+    pub recorded_at: Timestamp,
+    /// The workflow task whose completion wrote it.
+    pub task: Option<TaskId>,
+    /// The control-plane command that wrote it, by its number.
+    pub command: Option<u64>,
+    /// What happened.
+    pub body: Body,
+}
+
+macro_rules! bodies {
+    ($($name:ident),* $(,)?) => {
+        /// What happened; the name is the event's `event_type`.
+        #[derive(Clone, Debug)]
+        #[allow(missing_docs, reason = "each variant is named like its payload, which is documented")]
+        pub enum Body { $($name(Box<$name>)),* }
+
+        impl Body {
+            /// The event's name on the wire.
+            pub fn event_type(&self) -> &'static str {
+                match self { $(Self::$name(_) => stringify!($name)),* }
+            }
+
+            fn write_payload(&self, out: &mut Vec<u8>) -> serde_json::Result<()> {
+                match self { $(Self::$name(payload) => serde_json::to_writer(out, payload)),* }
+            }
+
+            fn read(event_type: &str, payload: &RawValue) -> serde_json::Result<Self> {
+                match event_type {
+                    $(stringify!($name) => serde_json::from_str(payload.get()).map(Self::$name),)*
+                    other => Err(serde::de::Error::custom(format_args!("unknown event type {other}"))),
+                }
+            }
+        }
+
+        $(impl From<$name> for Body {
+            fn from(payload: $name) -> Self { Self::$name(Box::new(payload)) }
+        })*
+    };
+}
+
+bodies! {
+    StartAccepted, WorkflowStarted, WorkflowContinuedAsNew,
+    ActivityScheduled, ActivityStarted, ActivityHeartbeatRecorded, ActivityRetryScheduled,
+    ActivityCompleted, ActivityFailed, ActivityTimedOut, ActivityCancelled,
+    TimerScheduled, TimerFired, TimerCancelled,
+    SideEffectRecorded, VersionMarkerRecorded,
+    SignalReceived,
+    CancelRequested, TerminateRequested, ArchiveRequested,
+    WorkflowCompleted, WorkflowFailed, WorkflowCancelled, WorkflowTerminated, WorkflowTimedOut,
+    WorkflowArchived,
+}
+
+/// An event as it is read back; keys that the fold does not need are left.
+#[derive(Deserialize)]
+struct Stored<'a> {
+    sequence: u64,
+    recorded_at: Timestamp,
+    #[serde(borrow)]
+    event_type: Cow<'a, str>,
+    #[serde(borrow)]
+    payload: &'a RawValue,
+}
+
+impl Event {
+    /// The events of one batch as the text that is stored and served: JSON objects separated by
+    /// commas, without brackets, so that batches join into a page by concatenation.
+    ///
+    /// # Errors
+    /// A payload cannot be written as JSON, which no value of these types provokes.
+    pub fn write_all(run: RunId, namespace: &Namespace, events: &[Self]) -> serde_json::Result<String> {
+        let mut out = Vec::with_capacity(events.len() * 768);
+        for event in events {
+            if !out.is_empty() {
+                out.push(b',');
+            }
+            out.extend_from_slice(event.head(run, namespace).as_bytes());
+            event.body.write_payload(&mut out)?;
+            out.push(b'}');
+        }
+        String::from_utf8(out).map_err(serde::ser::Error::custom)
+    }
+
+    /// Everything before the payload. Namespaces hold no character that JSON escapes, and writing
+    /// to a `String` does not fail.
+    fn head(&self, run: RunId, namespace: &Namespace) -> String {
+        let mut head = String::with_capacity(352);
+        let _ = write!(
+            head,
+            r#"{{"id":"{id}","sequence":{sequence},"event_type":"{event_type}","namespace":"{namespace}","recorded_at":"{time}","timestamp":"{time}","#,
+            id = part_id(run, Part::Event, self.sequence),
+            sequence = self.sequence,
+            event_type = self.body.event_type(),
+            time = self.recorded_at,
+        );
+        let _ = match self.task {
+            Some(task) => write!(head, r#""workflow_task_id":"{task}","#),
+            None => write!(head, r#""workflow_task_id":null,"#),
+        };
+        let _ = match self.command {
+            Some(n) => write!(
+                head,
+                r#""workflow_command_id":"{}","#,
+                part_id(run, Part::Command, n)
+            ),
+            None => write!(head, r#""workflow_command_id":null,"#),
+        };
+        head.push_str(r#""principal":null,"payload":"#);
+        head
+    }
+
+    /// Reads the events of one batch back. Task and command are not read, since the fold has no
+    /// use for them.
+    ///
+    /// # Errors
+    /// The text is not what [`Event::write_all`] writes.
+    pub fn read_all(events: &str) -> serde_json::Result<Vec<Self>> {
+        let listed = format!("[{events}]");
+        let stored: Vec<Stored<'_>> = serde_json::from_str(&listed)?;
+        stored
+            .into_iter()
+            .map(|event| {
+                Ok(Self {
+                    sequence: event.sequence,
+                    recorded_at: event.recorded_at,
+                    task: None,
+                    command: None,
+                    body: Body::read(&event.event_type, event.payload)?,
+                })
+            })
+            .collect()
+    }
+}

@@ -1,0 +1,165 @@
+//! Payloads of the events that open, steer and close a run.
+#![allow(missing_docs, reason = "field names are the contract's keys; each type says what happened")]
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::payload::{Codec, Payload};
+
+use super::{Json, Word};
+use crate::domain::ids::{RunId, Step, WorkflowId};
+use crate::domain::time::Timestamp;
+
+/// The control plane took the start of an instance.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct StartAccepted {
+    pub workflow_command_id: String,
+    pub workflow_instance_id: WorkflowId,
+    pub workflow_run_id: RunId,
+    pub workflow_class: Arc<str>,
+    pub workflow_type: Arc<str>,
+    pub business_key: Option<Arc<str>>,
+    pub visibility_labels: Json,
+    pub memo: Json,
+    pub search_attributes: Json,
+    pub outcome: Word,
+    pub rejection_reason: Option<Word>,
+}
+
+/// A run began.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct WorkflowStarted {
+    pub workflow_class: Arc<str>,
+    pub workflow_type: Arc<str>,
+    pub workflow_instance_id: WorkflowId,
+    pub workflow_run_id: RunId,
+    pub workflow_id: WorkflowId,
+    pub run_number: u32,
+    pub workflow_command_id: Option<String>,
+    pub business_key: Option<Arc<str>>,
+    pub visibility_labels: Json,
+    pub memo: Json,
+    pub search_attributes: Json,
+    pub execution_timeout_seconds: Option<u64>,
+    pub run_timeout_seconds: Option<u64>,
+    pub execution_deadline_at: Option<Timestamp>,
+    pub run_deadline_at: Option<Timestamp>,
+    pub timestamp: Timestamp,
+    pub continued_from_run_id: Option<RunId>,
+}
+
+/// The run ended and a successor took its place.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct WorkflowContinuedAsNew {
+    pub sequence: Step,
+    pub continued_to_run_id: RunId,
+    pub continued_to_run_number: u32,
+    pub workflow_link_id: String,
+    pub closed_reason: Word,
+}
+
+/// A signal entered the history.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct SignalReceived {
+    pub workflow_command_id: String,
+    pub signal_id: String,
+    pub workflow_instance_id: WorkflowId,
+    pub workflow_run_id: RunId,
+    pub signal_name: Arc<str>,
+    pub signal_wait_id: Option<String>,
+    pub arguments: Payload,
+    pub payload_codec: Codec,
+}
+
+/// The keys that requests to close or archive a run share.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Request {
+    pub workflow_command_id: String,
+    pub workflow_instance_id: WorkflowId,
+    pub workflow_run_id: RunId,
+    pub command_type: Word,
+    pub reason: Option<Arc<str>>,
+}
+
+/// A caller asked for the run to be cancelled.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct CancelRequested(pub Request);
+
+/// A caller asked for the run to be terminated.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct TerminateRequested(pub Request);
+
+/// A caller asked for the closed run to be kept for good.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct ArchiveRequested(pub Request);
+
+/// The closed run is kept for good.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct WorkflowArchived {
+    pub workflow_command_id: String,
+    pub workflow_instance_id: WorkflowId,
+    pub workflow_run_id: RunId,
+    pub archive_command_id: String,
+    pub reason: Option<Arc<str>>,
+}
+
+/// The workflow returned.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct WorkflowCompleted {
+    pub output: Payload,
+    pub payload_codec: Codec,
+}
+
+/// The workflow failed by its own decision.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct WorkflowFailed {
+    pub failure_id: String,
+    pub source_kind: Word,
+    pub source_id: String,
+    pub failure_category: Word,
+    pub non_retryable: bool,
+    pub exception_type: Option<String>,
+    pub exception_class: Option<String>,
+    pub message: String,
+    pub exception: Option<Json>,
+}
+
+/// The keys that the closings from outside share.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ClosedFromOutside {
+    pub workflow_command_id: String,
+    pub workflow_instance_id: WorkflowId,
+    pub workflow_run_id: RunId,
+    pub failure_id: String,
+    pub failure_category: Word,
+    pub closed_reason: Word,
+    pub exception_class: Word,
+    pub message: String,
+    pub reason: Option<Arc<str>>,
+}
+
+/// The run was cancelled.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct WorkflowCancelled(pub ClosedFromOutside);
+
+/// The run was terminated.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct WorkflowTerminated(pub ClosedFromOutside);
+
+/// The run or its whole execution ran out of time.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct WorkflowTimedOut {
+    pub failure_id: String,
+    pub timeout_kind: Word,
+    pub failure_category: Word,
+    pub message: String,
+    pub exception_class: Word,
+    pub execution_deadline_at: Option<Timestamp>,
+    pub run_deadline_at: Option<Timestamp>,
+}

@@ -1,0 +1,14 @@
+//! Pure types and decisions: no I/O, no async, no clock reads, nothing of ours but value types.
+
+pub mod command;
+pub mod decision;
+pub mod event;
+pub mod ids;
+pub mod lease;
+pub mod limits;
+pub mod parallel;
+pub mod retry;
+pub mod routing;
+pub mod run;
+pub mod time;
+pub mod worker;

@@ -1,0 +1,154 @@
+//! A run of a workflow: its state, everything that can happen to it, and what it decides.
+//!
+//! [`decide`] is a function of state, input and time. It reads no clock, does no I/O and changes
+//! nothing; a refusal therefore has no effect.
+
+mod activity;
+mod archive;
+mod close;
+mod continue_as_new;
+mod draft;
+mod fact;
+mod marker;
+mod outcome;
+mod replay;
+mod signal;
+mod start;
+mod state;
+mod steps;
+mod timer;
+mod workflow_task;
+
+#[cfg(test)]
+mod tests;
+
+pub use activity::{ActivityOutcome, ActivityReport, Beat, Overdue, OverdueKind, started_event};
+pub use close::{CloseRequest, ObservedLease};
+pub use fact::{
+    Begun, Command, CommandKind, Digest, Fact, Receipt, ReportKind, Resume, Signal,
+};
+pub use outcome::{Refusal, Reply, Verdict};
+pub use replay::{StoredBatch, fold};
+pub use signal::SignalRequest;
+pub use start::{StartRequest, start};
+pub use state::{
+    Activity, Close, CloseFailure, CloseReason, RunState, Status, Timer, WorkflowTask,
+};
+pub use workflow_task::{TaskFailure, WorkflowTaskReport};
+
+use super::command::Command as WorkerCommand;
+use super::decision::TimerKey;
+use super::ids::{TaskNo, WorkerId};
+use super::limits::Limits;
+use super::time::Timestamp;
+use draft::Draft;
+
+/// Settings that decisions depend on.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Milliseconds of a workflow-task lease.
+    pub workflow_task_lease_ms: u64,
+    /// Milliseconds of an activity lease, when its attempt has no longer time limit.
+    pub activity_lease_ms: u64,
+    /// Structural limits.
+    pub limits: Limits,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            workflow_task_lease_ms: 30_000,
+            activity_lease_ms: 300_000,
+            limits: Limits::default(),
+        }
+    }
+}
+
+/// Everything that can happen to a run that exists.
+#[derive(Clone, Debug)]
+pub enum Input {
+    /// A worker completed a workflow task.
+    CompleteWorkflowTask {
+        /// Fence and body.
+        report: WorkflowTaskReport,
+        /// What it asks for.
+        commands: Vec<WorkerCommand>,
+    },
+    /// A worker could not process a workflow task, or has nothing to do.
+    FailWorkflowTask {
+        /// Fence and body.
+        report: WorkflowTaskReport,
+        /// What it said.
+        failure: TaskFailure,
+    },
+    /// A claimed activity attempt enters the history.
+    AttemptStarted {
+        /// The task.
+        no: TaskNo,
+        /// The hand-out.
+        attempt: u32,
+        /// The holder.
+        owner: WorkerId,
+    },
+    /// A worker reported the outcome of an activity attempt.
+    ReportActivity(ActivityReport),
+    /// An attempt outlived a limit.
+    Overdue(Overdue),
+    /// A task was handed out so often that it is given up.
+    GiveUp {
+        /// The task.
+        no: TaskNo,
+        /// The last hand-out.
+        attempt: u32,
+        /// The last holder.
+        owner: WorkerId,
+    },
+    /// Timers came due.
+    TimersDue {
+        /// Which.
+        keys: Vec<TimerKey>,
+        /// The lease on the open workflow task, if it was looked up.
+        lease: ObservedLease,
+    },
+    /// A signal arrived.
+    Signal(SignalRequest),
+    /// A caller cancels the run.
+    Cancel(CloseRequest),
+    /// A caller terminates the run.
+    Terminate(CloseRequest),
+    /// A caller wants the closed run kept.
+    Archive(CloseRequest),
+}
+
+/// What the run does about `input`.
+///
+/// # Errors
+/// A [`Refusal`] says why nothing happens.
+pub fn decide(
+    state: &RunState,
+    input: Input,
+    now: Timestamp,
+    settings: &Settings,
+) -> Result<Verdict, Refusal> {
+    let draft = Draft::new(state.clone(), now, settings);
+    match input {
+        Input::CompleteWorkflowTask { report, commands } => {
+            workflow_task::complete(draft, report, commands)
+        }
+        Input::FailWorkflowTask { report, failure } => workflow_task::fail(draft, report, failure),
+        Input::AttemptStarted { no, attempt, owner } => {
+            activity::attempt_started(draft, no, attempt, owner)
+        }
+        Input::ReportActivity(report) => activity::report(draft, report),
+        Input::Overdue(overdue) => activity::overdue(draft, overdue),
+        Input::GiveUp { no, attempt, owner } => match draft.state.activities.get(&no) {
+            Some(_) => activity::give_up(draft, no, attempt, owner),
+            None => workflow_task::give_up(draft, no, attempt, owner),
+        },
+        Input::TimersDue { keys, lease } => timer::due(draft, &keys, &lease),
+        Input::Signal(request) => signal::accept(draft, request),
+        Input::Cancel(request) => close::cancel(draft, request),
+        Input::Terminate(request) => close::terminate(draft, request),
+        Input::Archive(request) => archive::archive(draft, request),
+    }
+}

@@ -1,0 +1,75 @@
+//! Step numbers: which one a command gets, and which commands were recorded before.
+
+use std::collections::BTreeSet;
+
+use super::super::ids::Step;
+use super::super::parallel::{Path, StepKind};
+use super::draft::Draft;
+use super::outcome::Refusal;
+
+/// What a command's step number is.
+pub(super) enum Numbered {
+    /// A new step.
+    New(Step),
+    /// The command repeats a recorded member of a group; it is ignored.
+    Repeat,
+}
+
+/// Numbers the steps of one completion.
+#[derive(Default)]
+pub(super) struct Steps {
+    sent: BTreeSet<Step>,
+}
+
+impl Steps {
+    /// Numbers the next step-producing command. Outside a group that is simply the next number.
+    /// A group declares its base: ahead of the next number it is followed, behind it the members
+    /// must be those that are recorded there.
+    pub fn number(
+        &mut self,
+        draft: &Draft<'_>,
+        kind: StepKind,
+        path: Option<&Path>,
+    ) -> Result<Numbered, Refusal> {
+        let next = draft.state.next_step;
+        let Some(path) = path else {
+            return Ok(Numbered::New(next));
+        };
+        let step = path
+            .step()
+            .filter(|step| *step >= 1 && path.is_at(*step))
+            .ok_or_else(|| invalid("the group path does not put every level at the same step"))?;
+        let outer = path.outermost();
+        if step < next {
+            let recorded = draft
+                .state
+                .groups
+                .get(&outer.parallel_group_base_sequence)
+                .and_then(|group| group.member(outer.parallel_group_index));
+            return match recorded {
+                Some(member) if member.kind == kind && member.path == *path => Ok(Numbered::Repeat),
+                _ => Err(invalid(&format!("step {step} is taken by another command"))),
+            };
+        }
+        self.sent.insert(outer.parallel_group_base_sequence);
+        Ok(Numbered::New(step))
+    }
+
+    /// After the last command: every group that was opened must be there in full.
+    pub fn check_whole(&self, draft: &Draft<'_>) -> Result<(), Refusal> {
+        for base in &self.sent {
+            let whole = draft.state.groups.get(base).is_some_and(|group| group.is_whole());
+            if !whole {
+                return Err(invalid(&format!(
+                    "the parallel group at step {base} was not sent in full"
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A refusal of the whole completion.
+pub(super) fn invalid(why: &str) -> Refusal {
+    Refusal::InvalidCommands(why.to_owned())
+}

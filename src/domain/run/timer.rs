@@ -1,0 +1,145 @@
+//! User timers, and what happens when timer rows come due.
+
+use super::super::command::StartTimer;
+use super::super::decision::{TimerKey, TimerKind};
+use super::super::event::{TimerCancelled, TimerFired, TimerKeys, TimerScheduled};
+use super::super::ids::{Part, Step, part_id};
+use super::super::parallel::GroupFields;
+use super::close::{self, ObservedLease};
+use super::draft::Draft;
+use super::outcome::{Refusal, Reply, Verdict};
+use super::state::{RunState, Timer};
+use super::{activity, Settings};
+
+/// Records a timer. One without delay is fired by the caller in the same decision.
+pub(super) fn schedule(draft: &mut Draft<'_>, step: Step, command: StartTimer) {
+    let timer = Timer {
+        step,
+        delay_seconds: command.delay_seconds,
+        fire_at: draft.now.plus_seconds(command.delay_seconds),
+        path: command.path,
+    };
+    let keys = keys(&draft.state, &timer);
+    draft.emit(TimerScheduled { timer: keys });
+    if timer.delay_seconds > 0 {
+        draft.set_timer(row(step), timer.fire_at);
+    }
+}
+
+/// Fires the timers of this completion that have no delay.
+pub(super) fn fire_immediate(draft: &mut Draft<'_>) {
+    let now = draft.now;
+    let due: Vec<Step> = draft
+        .state
+        .timers
+        .values()
+        .filter(|timer| timer.delay_seconds == 0 && timer.fire_at <= now)
+        .map(|timer| timer.step)
+        .collect();
+    for step in due {
+        fire(draft, step);
+    }
+}
+
+fn fire(draft: &mut Draft<'_>, step: Step) -> bool {
+    let Some(timer) = draft.state.timers.get(&step).cloned() else {
+        return false;
+    };
+    let timer = keys(&draft.state, &timer);
+    let fired_at = draft.now;
+    draft.emit(TimerFired { timer, fired_at });
+    true
+}
+
+/// Drops every open timer, with an event each.
+pub(super) fn cancel_all(draft: &mut Draft<'_>) {
+    let open: Vec<_> = draft.state.timers.values().cloned().collect();
+    for timer in open {
+        let keys = keys(&draft.state, &timer);
+        let cancelled_at = draft.now;
+        draft.emit(TimerCancelled {
+            timer: keys,
+            cancelled_at,
+        });
+        draft.effects.cancel(row(timer.step));
+    }
+}
+
+/// Removes the rows of all open timers; the run closes by itself and records nothing for them.
+pub(super) fn drop_rows(draft: &mut Draft<'_>) {
+    let steps: Vec<Step> = draft
+        .state
+        .timers
+        .values()
+        .filter(|timer| timer.delay_seconds > 0)
+        .map(|timer| timer.step)
+        .collect();
+    for step in steps {
+        draft.effects.cancel(row(step));
+    }
+}
+
+/// Timer rows came due. A row whose matter is settled is only removed.
+pub(super) fn due(
+    mut draft: Draft<'_>,
+    keys: &[TimerKey],
+    lease: &ObservedLease,
+) -> Result<Verdict, Refusal> {
+    let mut moved = false;
+    for key in keys {
+        if draft.state.close.is_some() {
+            break;
+        }
+        moved |= one_due(&mut draft, *key, lease)?;
+    }
+    if !moved {
+        return Err(Refusal::NothingToDo);
+    }
+    draft.wake();
+    Ok(Verdict::Commit(Box::new(draft.finish()), Reply::Done))
+}
+
+fn one_due(draft: &mut Draft<'_>, key: TimerKey, lease: &ObservedLease) -> Result<bool, Refusal> {
+    let now = draft.now;
+    match key.kind {
+        TimerKind::User => {
+            let due = draft.state.timers.get(&key.no).is_some_and(|t| t.fire_at <= now);
+            if due {
+                draft.effects.cancel(key);
+                fire(draft, key.no);
+            }
+            Ok(due)
+        }
+        TimerKind::ScheduleToStart => Ok(activity::start_deadline_passed(draft, key.no)),
+        TimerKind::ScheduleToClose => Ok(activity::close_deadline_passed(draft, key.no)),
+        TimerKind::RunDeadline | TimerKind::ExecutionDeadline => {
+            close::deadline_passed(draft, lease)
+        }
+    }
+}
+
+fn row(step: Step) -> TimerKey {
+    TimerKey {
+        kind: TimerKind::User,
+        no: step,
+    }
+}
+
+fn keys(state: &RunState, timer: &Timer) -> TimerKeys {
+    TimerKeys {
+        timer_id: part_id(state.id, Part::Timer, timer.step.into()),
+        sequence: timer.step,
+        delay_seconds: timer.delay_seconds,
+        fire_at: timer.fire_at,
+        group: GroupFields::from(timer.path.as_ref()),
+    }
+}
+
+/// Whether another timer fits.
+pub(super) fn check_limit(draft: &Draft<'_>, settings: &Settings) -> Result<(), Refusal> {
+    super::workflow_task::within(
+        draft.state.timers.len() as u64 + 1,
+        settings.limits.pending_timers,
+        super::super::limits::LimitKind::PendingTimers,
+    )
+}

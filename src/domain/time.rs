@@ -1,0 +1,115 @@
+//! Points in time as the database keeps them: UTC, to the microsecond.
+
+use std::fmt;
+use std::str::FromStr;
+
+use chrono::{DateTime, SecondsFormat, Utc};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+const MICROS_PER_MILLI: i64 = 1_000;
+const MICROS_PER_SECOND: i64 = 1_000_000;
+
+/// Microseconds since 1970-01-01T00:00:00Z.
+///
+/// Written as `2026-07-18T00:40:00.000000Z`, always with six digits, because clients compare the
+/// text. Arithmetic saturates, so no timeout that a caller sends can overflow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Timestamp(i64);
+
+/// The latest point in time that PostgreSQL and RFC 3339 can both write: the end of the year 9999.
+const LATEST: i64 = 253_402_300_799_999_999;
+
+impl Timestamp {
+    /// From microseconds since the epoch, held inside the years 1970 to 9999.
+    pub fn from_micros(micros: i64) -> Self {
+        Self(micros.clamp(0, LATEST))
+    }
+
+    /// Microseconds since the epoch.
+    pub fn micros(self) -> i64 {
+        self.0
+    }
+
+    /// Milliseconds since the epoch, as ULIDs count them.
+    pub fn millis(self) -> u64 {
+        u64::try_from(self.0 / MICROS_PER_MILLI).unwrap_or_default()
+    }
+
+    /// This time and `seconds` more.
+    pub fn plus_seconds(self, seconds: u64) -> Self {
+        let micros = i64::try_from(seconds)
+            .unwrap_or(i64::MAX)
+            .saturating_mul(MICROS_PER_SECOND);
+        Self::from_micros(self.0.saturating_add(micros))
+    }
+
+    /// This time and `millis` more.
+    pub fn plus_millis(self, millis: u64) -> Self {
+        let micros = i64::try_from(millis)
+            .unwrap_or(i64::MAX)
+            .saturating_mul(MICROS_PER_MILLI);
+        Self::from_micros(self.0.saturating_add(micros))
+    }
+
+    /// Milliseconds from `earlier` to this time; 0 when `earlier` is later.
+    pub fn millis_since(self, earlier: Self) -> u64 {
+        u64::try_from(self.0.saturating_sub(earlier.0) / MICROS_PER_MILLI).unwrap_or_default()
+    }
+
+    /// The same time as a chrono value, for SQL.
+    pub fn to_chrono(self) -> DateTime<Utc> {
+        DateTime::from_timestamp_micros(self.0).unwrap_or_default()
+    }
+}
+
+impl From<DateTime<Utc>> for Timestamp {
+    fn from(time: DateTime<Utc>) -> Self {
+        Self::from_micros(time.timestamp_micros())
+    }
+}
+
+impl fmt::Display for Timestamp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.to_chrono().to_rfc3339_opts(SecondsFormat::Micros, true))
+    }
+}
+
+impl FromStr for Timestamp {
+    type Err = chrono::ParseError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        DateTime::parse_from_rfc3339(text).map(|time| time.with_timezone(&Utc).into())
+    }
+}
+
+impl Serialize for Timestamp {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Timestamp {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
+        text.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn written_with_six_digits_and_read_back() {
+        let time = Timestamp::from_micros(1_784_335_200_000_000);
+        assert_eq!(time.to_string(), "2026-07-18T00:40:00.000000Z");
+        assert_eq!(time.to_string().parse(), Ok(time));
+    }
+
+    #[test]
+    fn arithmetic_never_leaves_the_range() {
+        let time = Timestamp::from_micros(1).plus_seconds(u64::MAX).plus_millis(u64::MAX);
+        assert_eq!(time.to_string(), "9999-12-31T23:59:59.999999Z");
+        assert_eq!(Timestamp::from_micros(5).millis_since(time), 0);
+    }
+}

@@ -1,0 +1,520 @@
+//! Parked polls by queue. One is woken per task, the one that has waited longest.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::oneshot;
+
+use super::grant::Grant;
+
+use crate::domain::ids::{Namespace, TaskQueue, WorkerId};
+use crate::domain::routing::{Poller, Profile, Routing, TaskKind};
+
+/// Shortest and longest pause between two looks at a queue that has parked polls and no hint.
+const RECHECK: std::ops::Range<u64> = 1_500..2_500;
+/// Queues that are remembered while nobody waits on them.
+const IDLE_QUEUES_KEPT: usize = 10_000;
+
+/// A queue of one kind of task.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct QueueKey {
+    /// Workflow or activity.
+    pub kind: TaskKind,
+    /// Namespace.
+    pub namespace: Namespace,
+    /// Queue.
+    pub queue: TaskQueue,
+}
+
+impl From<&Routing> for QueueKey {
+    fn from(routing: &Routing) -> Self {
+        Self {
+            kind: routing.kind,
+            namespace: routing.namespace.clone(),
+            queue: routing.queue.clone(),
+        }
+    }
+}
+
+/// A worker of a namespace.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct WorkerKey {
+    /// Namespace.
+    pub namespace: Namespace,
+    /// The worker.
+    pub worker: WorkerId,
+}
+
+/// Why a parked poll ends without a task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// The worker drains.
+    Draining,
+    /// The registration that the poll relied on is gone or replaced.
+    Superseded,
+    /// The server stops.
+    Shutdown,
+}
+
+/// What a parked poll hears.
+type Word = Result<Grant, Ended>;
+
+#[derive(Debug)]
+enum Slot {
+    /// Nobody has spoken for it.
+    Waiting(oneshot::Sender<Word>),
+    /// A commit or claim that may give it a task is under way.
+    Reserved(oneshot::Sender<Word>),
+    /// It has its answer, or is gone.
+    Over,
+}
+
+#[derive(Debug)]
+struct Parked {
+    ticket: u64,
+    worker: WorkerKey,
+    poller: Poller,
+    profile: Profile,
+    /// The queues it waits on.
+    keys: Vec<QueueKey>,
+    slot: Mutex<Slot>,
+}
+
+impl Parked {
+    fn slot(&self) -> MutexGuard<'_, Slot> {
+        self.slot.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Speaks for the poll. `false` when somebody else has.
+    fn reserve(&self) -> bool {
+        let mut slot = self.slot();
+        match std::mem::replace(&mut *slot, Slot::Over) {
+            Slot::Waiting(word) => {
+                *slot = Slot::Reserved(word);
+                true
+            }
+            other => {
+                *slot = other;
+                false
+            }
+        }
+    }
+
+    fn end(&self, why: Ended) {
+        let mut slot = self.slot();
+        match std::mem::replace(&mut *slot, Slot::Over) {
+            Slot::Waiting(word) => {
+                let _ = word.send(Err(why));
+            }
+            other => *slot = other,
+        }
+    }
+}
+
+/// Polls of one queue that can take the same tasks.
+#[derive(Debug)]
+struct Group {
+    profile: Profile,
+    parked: BTreeMap<u64, Arc<Parked>>,
+}
+
+#[derive(Debug)]
+struct Queue {
+    groups: Vec<Group>,
+    /// There may be ready tasks in the database.
+    backlog: bool,
+    /// A claim is under way, and looks again when it is done.
+    claiming: bool,
+    recheck_at: Instant,
+}
+
+impl Queue {
+    fn new(now: Instant) -> Self {
+        Self {
+            groups: Vec::new(),
+            // Nobody has looked yet.
+            backlog: true,
+            claiming: false,
+            recheck_at: now + recheck_pause(now),
+        }
+    }
+
+    fn is_parked(&self) -> bool {
+        self.groups.iter().any(|group| !group.parked.is_empty())
+    }
+}
+
+/// A pause that differs from look to look, so that nodes do not look together.
+fn recheck_pause(now: Instant) -> Duration {
+    let spread = RECHECK.end - RECHECK.start;
+    let noise = u64::from(now.elapsed().subsec_nanos()) ^ uuid::Uuid::new_v4().as_u64_pair().0;
+    Duration::from_millis(RECHECK.start + noise % spread)
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    queues: HashMap<QueueKey, Queue>,
+    workers: HashMap<WorkerKey, BTreeMap<u64, Arc<Parked>>>,
+    next_ticket: u64,
+    parked: usize,
+    closed: bool,
+}
+
+/// All parked polls of this node.
+#[derive(Debug, Default)]
+pub struct Registry {
+    inner: Mutex<Inner>,
+}
+
+/// A poll that a commit or claim has spoken for.
+#[derive(Debug)]
+pub struct Reserved {
+    parked: Arc<Parked>,
+}
+
+impl Reserved {
+    /// The poll.
+    pub fn poller(&self) -> &Poller {
+        &self.parked.poller
+    }
+
+    /// Gives it the task. When nobody waits any more, the grant is dropped, which gives it back.
+    pub fn give(self, grant: Grant) {
+        let mut slot = self.parked.slot();
+        if let Slot::Reserved(word) | Slot::Waiting(word) =
+            std::mem::replace(&mut *slot, Slot::Over)
+        {
+            let _ = word.send(Ok(grant));
+        }
+    }
+}
+
+/// A poll that waits; its end is awaited through this.
+#[derive(Debug)]
+pub struct Waiting {
+    /// Resolves with a task, or with the reason why there is none.
+    pub word: oneshot::Receiver<Word>,
+    /// Takes the poll out when it is dropped.
+    pub guard: Guard,
+}
+
+/// Takes a poll out of the registry when it is dropped.
+#[derive(Debug)]
+pub struct Guard {
+    registry: Arc<Registry>,
+    parked: Arc<Parked>,
+}
+
+impl Guard {
+    /// Stops waiting. `false` when a task may be on its way, which must then be awaited.
+    pub fn give_up(&self) -> bool {
+        let mut slot = self.parked.slot();
+        if matches!(*slot, Slot::Waiting(_)) {
+            *slot = Slot::Over;
+            return true;
+        }
+        false
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        {
+            let mut slot = self.parked.slot();
+            // A reserved poll keeps its sender: the task that comes finds nobody, and is given back.
+            if matches!(*slot, Slot::Waiting(_)) {
+                *slot = Slot::Over;
+            }
+        }
+        let mut inner = self.registry.inner();
+        inner.remove(&self.parked.keys, &self.parked);
+        inner.forget(&self.parked);
+    }
+}
+
+impl Inner {
+    fn remove(&mut self, keys: &[QueueKey], parked: &Parked) {
+        for key in keys {
+            let Some(queue) = self.queues.get_mut(key) else { continue };
+            let group = queue.groups.iter_mut().find(|group| group.profile == parked.profile);
+            if let Some(group) = group {
+                group.parked.remove(&parked.ticket);
+            }
+            queue.groups.retain(|group| !group.parked.is_empty());
+        }
+    }
+
+    fn insert(&mut self, parked: &Arc<Parked>) {
+        let now = Instant::now();
+        let profile = &parked.profile;
+        for key in &parked.keys {
+            let queue = self
+                .queues
+                .entry(key.clone())
+                .or_insert_with(|| Queue::new(now));
+            let group = match queue.groups.iter().position(|group| group.profile == *profile) {
+                Some(place) => &mut queue.groups[place],
+                None => {
+                    queue.groups.push(Group {
+                        profile: profile.clone(),
+                        parked: BTreeMap::new(),
+                    });
+                    let last = queue.groups.len() - 1;
+                    &mut queue.groups[last]
+                }
+            };
+            group.parked.insert(parked.ticket, Arc::clone(parked));
+        }
+    }
+
+    fn forget(&mut self, parked: &Parked) {
+        if let Some(polls) = self.workers.get_mut(&parked.worker)
+            && polls.remove(&parked.ticket).is_some()
+        {
+            self.parked -= 1;
+            if polls.is_empty() {
+                self.workers.remove(&parked.worker);
+            }
+        }
+    }
+}
+
+impl Registry {
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Polls that wait now.
+    pub fn parked(&self) -> usize {
+        self.inner().parked
+    }
+
+    /// Polls of one worker that wait now.
+    pub fn parked_by(&self, worker: &WorkerKey) -> usize {
+        self.inner().workers.get(worker).map_or(0, BTreeMap::len)
+    }
+
+    /// Parks a poll on all of its queues. `None` when the server stops.
+    pub fn park(
+        self: &Arc<Self>,
+        keys: Vec<QueueKey>,
+        worker: WorkerKey,
+        profile: Profile,
+        poller: Poller,
+    ) -> Option<Waiting> {
+        let (sender, word) = oneshot::channel();
+        let mut inner = self.inner();
+        if inner.closed {
+            return None;
+        }
+        inner.next_ticket += 1;
+        let parked = Arc::new(Parked {
+            ticket: inner.next_ticket,
+            worker: worker.clone(),
+            poller,
+            profile,
+            keys,
+            slot: Mutex::new(Slot::Waiting(sender)),
+        });
+        inner.insert(&parked);
+        inner
+            .workers
+            .entry(worker)
+            .or_default()
+            .insert(parked.ticket, Arc::clone(&parked));
+        inner.parked += 1;
+        if inner.queues.len() > IDLE_QUEUES_KEPT {
+            inner
+                .queues
+                .retain(|_, queue| queue.claiming || queue.is_parked());
+        }
+        drop(inner);
+        Some(Waiting {
+            word,
+            guard: Guard {
+                registry: Arc::clone(self),
+                parked,
+            },
+        })
+    }
+
+    /// Speaks for the poll that has waited longest among those that may take such a task.
+    pub fn reserve(&self, routing: &Routing) -> Option<Reserved> {
+        let key = QueueKey::from(routing);
+        let mut inner = self.inner();
+        loop {
+            let queue = inner.queues.get(&key)?;
+            let parked = queue
+                .groups
+                .iter()
+                .filter(|group| group.profile.may_take(routing))
+                .filter_map(|group| group.parked.values().next())
+                .min_by_key(|parked| parked.ticket)?;
+            let parked = Arc::clone(parked);
+            // Taken out of this queue only; its other queues see that it is spoken for.
+            inner.remove(std::slice::from_ref(&key), &parked);
+            if parked.reserve() {
+                return Some(Reserved { parked });
+            }
+        }
+    }
+
+    /// Lets a poll wait on that was spoken for and got nothing.
+    pub fn put_back(&self, reserved: Reserved) {
+        let mut inner = self.inner();
+        {
+            let mut slot = reserved.parked.slot();
+            match std::mem::replace(&mut *slot, Slot::Over) {
+                Slot::Reserved(word) if !word.is_closed() && !inner.closed => {
+                    *slot = Slot::Waiting(word);
+                }
+                Slot::Reserved(word) => {
+                    let _ = word.send(Err(Ended::Shutdown));
+                    return;
+                }
+                other => {
+                    *slot = other;
+                    return;
+                }
+            }
+        }
+        inner.insert(&reserved.parked);
+    }
+
+    /// Says that a queue may have ready tasks in the database. Returns whether a claim should be
+    /// started: polls wait, and none is under way.
+    pub fn backlog(&self, key: &QueueKey) -> bool {
+        let mut inner = self.inner();
+        let Some(queue) = inner.queues.get_mut(key) else {
+            // Nobody waits; a queue that is new here starts with this assumption.
+            return false;
+        };
+        queue.backlog = true;
+        begin_claim(queue)
+    }
+
+    /// Whether a claim should be started for a poll that has just been parked.
+    pub fn wants_claim(&self, key: &QueueKey) -> bool {
+        self.inner()
+            .queues
+            .get_mut(key)
+            .is_some_and(|queue| queue.backlog && begin_claim(queue))
+    }
+
+    /// Polls for the next claim on a queue: some that can take the same tasks, at most `limit`, the
+    /// longest waiting first. `None` ends the claiming: nobody waits, or there is no backlog.
+    pub fn next_claim(&self, key: &QueueKey, limit: usize) -> Option<(Profile, Vec<Reserved>)> {
+        let mut inner = self.inner();
+        let queue = inner.queues.get_mut(key)?;
+        if queue.backlog {
+            let mut order: Vec<usize> = (0..queue.groups.len()).collect();
+            order.sort_by_key(|place| queue.groups[*place].parked.keys().next().copied());
+            for place in order {
+                let group = &mut queue.groups[place];
+                let profile = group.profile.clone();
+                let mut reserved = Vec::new();
+                while reserved.len() < limit {
+                    let Some((_, parked)) = group.parked.pop_first() else { break };
+                    if parked.reserve() {
+                        reserved.push(Reserved { parked });
+                    }
+                }
+                if !reserved.is_empty() {
+                    queue.groups.retain(|group| !group.parked.is_empty());
+                    return Some((profile, reserved));
+                }
+            }
+        }
+        queue.claiming = false;
+        None
+    }
+
+    /// Before a claim: unless somebody says otherwise meanwhile, it empties the queue.
+    pub fn expect_empty(&self, key: &QueueKey) {
+        if let Some(queue) = self.inner().queues.get_mut(key) {
+            queue.backlog = false;
+        }
+    }
+
+    /// After a claim that left tasks behind: go on.
+    pub fn more(&self, key: &QueueKey) {
+        if let Some(queue) = self.inner().queues.get_mut(key) {
+            queue.backlog = true;
+        }
+    }
+
+    /// After a claim that failed: the next look or hint tries again.
+    pub fn stop_claiming(&self, key: &QueueKey) {
+        if let Some(queue) = self.inner().queues.get_mut(key) {
+            queue.claiming = false;
+        }
+    }
+
+    /// Queues with parked polls whose slow re-check is due; each is to be claimed from.
+    pub fn due_for_recheck(&self) -> Vec<QueueKey> {
+        let now = Instant::now();
+        let mut due = Vec::new();
+        for (key, queue) in &mut self.inner().queues {
+            if queue.recheck_at <= now {
+                queue.recheck_at = now + recheck_pause(now);
+                if queue.is_parked() {
+                    queue.backlog = true;
+                    if begin_claim(queue) {
+                        due.push(key.clone());
+                    }
+                }
+            }
+        }
+        due
+    }
+
+    /// Says that every queue may have ready tasks, because hints were lost. Returns those to claim from.
+    pub fn all_backlog(&self) -> Vec<QueueKey> {
+        let mut wanted = Vec::new();
+        for (key, queue) in &mut self.inner().queues {
+            queue.backlog = true;
+            if begin_claim(queue) {
+                wanted.push(key.clone());
+            }
+        }
+        wanted
+    }
+
+    /// Ends the parked polls of one worker.
+    pub fn end_worker(&self, worker: &WorkerKey, why: Ended) {
+        let polls: Vec<_> = self
+            .inner()
+            .workers
+            .get(worker)
+            .map(|polls| polls.values().cloned().collect())
+            .unwrap_or_default();
+        for parked in polls {
+            parked.end(why);
+        }
+    }
+
+    /// Ends all parked polls and takes no more.
+    pub fn close(&self) {
+        let mut inner = self.inner();
+        inner.closed = true;
+        let polls: Vec<_> = inner
+            .workers
+            .values()
+            .flat_map(BTreeMap::values)
+            .cloned()
+            .collect();
+        drop(inner);
+        for parked in polls {
+            parked.end(Ended::Shutdown);
+        }
+    }
+}
+
+fn begin_claim(queue: &mut Queue) -> bool {
+    if queue.claiming || !queue.is_parked() {
+        return false;
+    }
+    queue.claiming = true;
+    true
+}

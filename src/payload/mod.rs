@@ -1,0 +1,240 @@
+//! Payload envelopes: `{"codec": "avro", "blob": "…"}` as a cheap value, read from every form a
+//! request may use. Blobs are opaque here; [`avro`] makes and shows them where the server must.
+
+pub mod avro;
+#[cfg(test)]
+mod tests;
+mod wire;
+
+use std::fmt;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+use wire::Shape;
+
+/// How the bytes of a blob are to be read (payload envelope, codec names).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Codec {
+    /// The fixed Avro value schema in base64: the one codec every SDK speaks.
+    #[serde(rename = "avro")]
+    Avro,
+}
+
+impl Codec {
+    /// The canonical name, as it is answered and stored.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Codec::Avro => "avro",
+        }
+    }
+
+    /// Finds a codec by its name in any letter case.
+    ///
+    /// # Errors
+    ///
+    /// [`PayloadError::UnsupportedCodec`] for a name that is not served.
+    pub fn parse(name: &str) -> Result<Self, PayloadError> {
+        if name.eq_ignore_ascii_case(Codec::Avro.as_str()) {
+            Ok(Codec::Avro)
+        } else {
+            Err(PayloadError::UnsupportedCodec {
+                // The contract bounds a codec name at 64 characters; more is not worth repeating.
+                name: name.chars().take(64).collect(),
+            })
+        }
+    }
+}
+
+impl fmt::Display for Codec {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(self.as_str())
+    }
+}
+
+/// One encoded value: the codec's name and the encoded text, byte for byte as it was received.
+///
+/// Serializes to exactly `{"codec": …, "blob": …}`, in that order. Cloning shares the text. Its
+/// debug form shows the length only, since user data must not reach a log.
+#[derive(Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Payload {
+    /// How the blob is to be read.
+    pub codec: Codec,
+    /// The encoded text; its length in bytes is what payload limits count.
+    pub blob: Arc<str>,
+}
+
+/// Why a value of a request cannot become a payload. Callers answer each with 422 on the field that
+/// [`PayloadError::path`] completes.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PayloadError {
+    /// Neither encoded text nor an object with exactly the keys of an envelope.
+    #[error("the value must be an encoded string or an object with the keys codec and blob")]
+    NotAnEnvelope,
+    /// Encoded text, or a key of an envelope, that is no usable string: of another type, with half
+    /// a surrogate pair, or with a NUL character in it.
+    #[error("{} must be a string of valid text", key.unwrap_or("the encoded value"))]
+    UnusableText {
+        /// The key at fault; nothing for encoded text without an envelope.
+        key: Option<&'static str>,
+    },
+    /// The codec is not one this server accepts.
+    #[error("unsupported_payload_codec: the codec {name:?} is not supported, use \"avro\"")]
+    UnsupportedCodec {
+        /// The name as received, cut after 64 characters.
+        name: String,
+    },
+    /// A reference to a value that is stored elsewhere; no storage is configured for those.
+    #[error("{key}: references to externally stored payloads are not supported")]
+    ExternalReference {
+        /// The key that held the reference: `external_storage` or `external_payload`.
+        key: &'static str,
+    },
+    /// Plain JSON that has no encoding.
+    #[error(transparent)]
+    Unencodable(#[from] avro::EncodeError),
+}
+
+impl PayloadError {
+    /// What to append to the name of the field: empty, or a dot and the key inside the envelope,
+    /// such as `.codec`.
+    #[must_use]
+    pub fn path(&self) -> String {
+        match self {
+            Self::NotAnEnvelope | Self::Unencodable(_) | Self::UnusableText { key: None } => {
+                String::new()
+            }
+            Self::UnusableText { key: Some(key) } | Self::ExternalReference { key } => {
+                format!(".{key}")
+            }
+            Self::UnsupportedCodec { .. } => ".codec".to_owned(),
+        }
+    }
+}
+
+impl Payload {
+    /// Wraps encoded text.
+    #[must_use]
+    pub fn new(codec: Codec, blob: impl Into<Arc<str>>) -> Self {
+        Self {
+            codec,
+            blob: blob.into(),
+        }
+    }
+
+    /// The encoded `null`.
+    #[must_use]
+    pub fn null() -> Self {
+        Self::new(Codec::Avro, avro::NULL_BLOB)
+    }
+
+    /// The encoded `[]`: the argument list of a call without arguments.
+    #[must_use]
+    pub fn empty_list() -> Self {
+        Self::new(Codec::Avro, avro::EMPTY_LIST_BLOB)
+    }
+
+    /// Encodes plain JSON.
+    ///
+    /// # Errors
+    ///
+    /// [`PayloadError::Unencodable`], see [`avro::encode`].
+    pub fn from_json(value: &Value) -> Result<Self, PayloadError> {
+        Ok(Self::new(Codec::Avro, avro::encode(value)?))
+    }
+
+    /// Reads a field that must hold encoded data (workflow commands, payload fields): encoded text
+    /// in the `default` codec, or an envelope. An absent or null field is the caller's to handle.
+    ///
+    /// # Errors
+    ///
+    /// Every kind of [`PayloadError`] but [`PayloadError::Unencodable`].
+    pub fn from_wire(value: &Value, default: Codec) -> Result<Self, PayloadError> {
+        Shape::of(value).into_payload(default)
+    }
+
+    /// [`Payload::from_wire`] for a field that was left as text; copies nothing but the blob.
+    ///
+    /// # Errors
+    ///
+    /// As [`Payload::from_wire`].
+    pub fn from_wire_raw(value: &RawValue, default: Codec) -> Result<Self, PayloadError> {
+        Shape::of_raw(value).into_payload(default)
+    }
+
+    /// Reads a field in which plain JSON is legal, such as an activity's `result`: an object with
+    /// exactly the keys of an envelope is one, everything else is a value and gets encoded.
+    ///
+    /// # Errors
+    ///
+    /// Every kind of [`PayloadError`] but [`PayloadError::NotAnEnvelope`].
+    pub fn from_json_or_envelope(value: &Value) -> Result<Self, PayloadError> {
+        match Shape::of(value).into_envelope() {
+            Some(envelope) => envelope,
+            None => Self::from_json(value),
+        }
+    }
+
+    /// [`Payload::from_json_or_envelope`] for a field that was left as text. Only this form notices
+    /// integers of more than 64 bits.
+    ///
+    /// # Errors
+    ///
+    /// As [`Payload::from_json_or_envelope`].
+    pub fn from_json_or_envelope_raw(value: &RawValue) -> Result<Self, PayloadError> {
+        Self::from_raw(value, |json| json)
+    }
+
+    /// Reads a field that holds the arguments of a call, such as the `input` of a start: an
+    /// envelope is taken as it is; plain JSON becomes the list every SDK expects, so null is no
+    /// argument and anything but a list is the only argument.
+    ///
+    /// # Errors
+    ///
+    /// As [`Payload::from_json_or_envelope`].
+    pub fn arguments_raw(value: &RawValue) -> Result<Self, PayloadError> {
+        Self::from_raw(value, |json| match json {
+            Value::Null => Value::Array(Vec::new()),
+            Value::Array(_) => json,
+            single => Value::Array(vec![single]),
+        })
+    }
+
+    /// Decodes the blob for display, see [`avro::decode`].
+    ///
+    /// # Errors
+    ///
+    /// [`avro::DecodeError`] when the blob is not a value of the fixed schema.
+    pub fn decode(&self, max_bytes: usize) -> Result<avro::Shown, avro::DecodeError> {
+        match self.codec {
+            Codec::Avro => avro::decode(&self.blob, max_bytes),
+        }
+    }
+
+    /// The JSON view of the value, or nothing when it has none, for answers that show a value next
+    /// to its envelope (control plane, values and formats).
+    #[must_use]
+    pub fn shown(&self, max_bytes: usize) -> Option<Value> {
+        match self.decode(max_bytes) {
+            Ok(avro::Shown::Json(value)) => Some(value),
+            Ok(avro::Shown::NotShowable(_)) | Err(_) => None,
+        }
+    }
+
+    fn from_raw(value: &RawValue, adapt: fn(Value) -> Value) -> Result<Self, PayloadError> {
+        match Shape::of_raw(value).into_envelope() {
+            Some(envelope) => envelope,
+            None => Self::from_json(&adapt(avro::read_text(value.get())?)),
+        }
+    }
+}
+
+impl fmt::Debug for Payload {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "Payload({}, {} bytes)", self.codec, self.blob.len())
+    }
+}

@@ -1,0 +1,111 @@
+//! Claims: ready tasks of one queue given to waiting polls, as many at once as wait.
+
+use sqlx::{FromRow, PgPool};
+
+use super::{run_id, unsigned, unsigned32};
+use crate::domain::ids::{Namespace, TaskId, TaskQueue};
+use crate::domain::routing::{Poller, Profile, TaskKind};
+use crate::domain::time::Timestamp;
+
+/// A task that a poll was given.
+#[derive(Clone, Debug)]
+pub struct Claimed {
+    /// The task.
+    pub task: TaskId,
+    /// Which of the polls got it, by its place in the list.
+    pub poller: usize,
+    /// The hand-out.
+    pub attempt: u32,
+    /// Last event that a workflow task shows.
+    pub seen: Option<u64>,
+    /// When.
+    pub leased_at: Timestamp,
+    /// End of the lease.
+    pub lease_expires_at: Timestamp,
+    /// End of the attempt.
+    pub start_to_close_at: Option<Timestamp>,
+    /// Time of the next heartbeat at the latest.
+    pub heartbeat_due_at: Option<Timestamp>,
+}
+
+#[derive(FromRow)]
+struct ClaimedRow {
+    run_id: String,
+    task_no: i32,
+    place: i64,
+    attempt: i32,
+    seen_event_id: Option<i64>,
+    leased_at: chrono::DateTime<chrono::Utc>,
+    lease_expires_at: chrono::DateTime<chrono::Utc>,
+    start_to_close_at: Option<chrono::DateTime<chrono::Utc>>,
+    heartbeat_due_at: Option<chrono::DateTime<chrono::Utc>>,
+}
+
+/// Gives ready tasks of a queue to polls, the most urgent and longest waiting first. Fewer than
+/// there are polls means that the queue has no more that they can take.
+///
+/// # Errors
+/// The database cannot be reached.
+pub async fn claim(
+    pool: &PgPool,
+    kind: TaskKind,
+    namespace: &Namespace,
+    queue: &TaskQueue,
+    profile: &Profile,
+    pollers: &[Poller],
+) -> sqlx::Result<Vec<Claimed>> {
+    let owners: Vec<&str> = pollers.iter().map(|poller| poller.owner.as_str()).collect();
+    let polls: Vec<Option<&str>> = pollers
+        .iter()
+        .map(|poller| poller.poll_request_id.as_deref())
+        .collect();
+    let rows: Vec<ClaimedRow> = sqlx::query_as(
+        "with w as materialized (
+             select owner, poll, place from unnest($7::text[], $8::text[]) with ordinality as w(owner, poll, place)),
+         p as materialized (
+             select run_id, task_no, row_number() over () as place from (
+                 select run_id, task_no from tasks
+                 where state = 0 and namespace = $1 and queue = $2 and kind = $3
+                   and visible_at <= clock_timestamp()
+                   and task_type = any($4) and (build_id is null or build_id = $5) and (needs & ~$6::bigint) = 0
+                 order by priority, visible_at, run_id, task_no
+                 limit cardinality($7::text[]) for update skip locked) c)
+         update tasks t set state = 1, attempt = t.attempt + 1, lease_owner = w.owner,
+             lease_expires_at = clock_timestamp() + t.lease_ms * interval '1 ms',
+             start_to_close_at = clock_timestamp() + t.start_to_close_ms * interval '1 ms',
+             heartbeat_due_at = clock_timestamp() + t.heartbeat_ms * interval '1 ms',
+             heartbeat_at = null, heartbeat = null, poll_request_id = w.poll,
+             seen_event_id = case when t.kind = 0 then r.next_event_id - 1 end
+         from p join w on w.place = p.place join workflow_runs r on r.run_id = p.run_id
+         where t.run_id = p.run_id and t.task_no = p.task_no
+         returning t.run_id, t.task_no, p.place, t.attempt, t.seen_event_id, clock_timestamp() as leased_at,
+             t.lease_expires_at, t.start_to_close_at, t.heartbeat_due_at",
+    )
+    .bind(namespace.as_str())
+    .bind(queue.as_str())
+    .bind(kind.number())
+    .bind(&*profile.types)
+    .bind(profile.build_id.as_deref())
+    .bind(profile.knows)
+    .bind(owners)
+    .bind(polls)
+    .fetch_all(pool)
+    .await?;
+    rows.into_iter()
+        .map(|row| {
+            Ok(Claimed {
+                task: TaskId {
+                    run: run_id(&row.run_id)?,
+                    no: unsigned32(row.task_no),
+                },
+                poller: usize::try_from(row.place - 1).unwrap_or_default(),
+                attempt: unsigned32(row.attempt),
+                seen: row.seen_event_id.map(unsigned),
+                leased_at: row.leased_at.into(),
+                lease_expires_at: row.lease_expires_at.into(),
+                start_to_close_at: row.start_to_close_at.map(Into::into),
+                heartbeat_due_at: row.heartbeat_due_at.map(Into::into),
+            })
+        })
+        .collect()
+}

@@ -1,0 +1,354 @@
+//! The door: the one statement that writes runs and tasks, for a whole batch of decisions at once.
+
+use std::sync::LazyLock;
+
+use chrono::{DateTime, Utc};
+use sqlx::{Connection, PgConnection, Row};
+
+use super::item::{HeaderRow, Item};
+use crate::domain::time::Timestamp;
+
+/// Items in one statement.
+pub const MAX_BATCH: usize = 128;
+
+/// What became of one item.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Everything it asked for is durable, decided at this time of the database.
+    Committed(Timestamp),
+    /// A fence did not hold; nothing of it was written.
+    Refused,
+    /// The statement failed because of it; nothing of it was written.
+    Failed,
+    /// The database was out of reach before anything was sent; nothing was written.
+    Unreached,
+    /// The connection broke while the statement ran: it may or may not have been written.
+    Unknown,
+}
+
+/// The statement with its placeholders numbered: `{name:text,int}` stands for two array
+/// parameters.
+static STATEMENT: LazyLock<&'static str> =
+    LazyLock::new(|| Box::leak(number_parameters(include_str!("commit.sql")).into_boxed_str()));
+
+fn number_parameters(template: &str) -> String {
+    let mut statement = String::with_capacity(template.len() + 1024);
+    let mut next = 1;
+    let mut rest = template;
+    while let Some(open) = rest.find('{') {
+        let Some(close) = rest[open..].find('}') else { break };
+        statement.push_str(&rest[..open]);
+        let types = rest[open + 1..open + close].split_once(':').map_or("", |(_, types)| types);
+        let parameters: Vec<String> = types
+            .split(',')
+            .map(|kind| {
+                let parameter = format!("${next}::{kind}[]");
+                next += 1;
+                parameter
+            })
+            .collect();
+        statement.push_str(&parameters.join(", "));
+        rest = &rest[open + close + 1..];
+    }
+    statement.push_str(rest);
+    statement
+}
+
+/// The door's text, for checks of its plan.
+pub fn statement() -> &'static str {
+    *STATEMENT
+}
+
+macro_rules! columns {
+    ($($name:ident: $kind:ty),* $(,)?) => {
+        /// The door's parameters, in the order of their placeholders.
+        #[derive(Default)]
+        struct Columns<'a> { $($name: Vec<$kind>,)* _items: std::marker::PhantomData<&'a ()> }
+
+        impl<'a> Columns<'a> {
+            fn bind(self) -> sqlx::query::Query<'a, sqlx::Postgres, sqlx::postgres::PgArguments> {
+                let query = sqlx::query(statement());
+                $(let query = query.bind(self.$name);)*
+                query
+            }
+        }
+    };
+}
+
+columns! {
+    item_run: &'a str, item_version: i64, item_pre: i32, item_need: i32,
+    fence_ord: i32, fence_run: &'a str, fence_task: i32, fence_mode: i16, fence_owner: Option<&'a str>, fence_attempt: Option<i32>,
+    workflow_ord: i32, workflow_namespace: &'a str, workflow_id: &'a str, workflow_run: &'a str,
+    request_ord: i32, request_namespace: &'a str, request_workflow: &'a str, request_kind: &'a str, request_id: &'a str,
+    request_run: &'a str, request_command: i64, request_name: &'a str, request_digest: i64, request_target: &'a str,
+    created_ord: i32, created_run: &'a str, created_namespace: &'a str, created_workflow: &'a str, created_number: i32,
+    created_type: &'a str, created_queue: &'a str, created_business_key: Option<&'a str>, created_build: Option<&'a str>,
+    created_next_event: i64, created_status: i16, created_started: DateTime<Utc>, created_memo: &'a str, created_attributes: &'a str,
+    changed_ord: i32, changed_run: &'a str, changed_version: i64, changed_next_event: i64, changed_status: i16,
+    changed_reason: Option<&'a str>, changed_closed: Option<DateTime<Utc>>, changed_progress: DateTime<Utc>, changed_archived: bool,
+    moved_ord: i32, moved_namespace: &'a str, moved_workflow: &'a str, moved_run: &'a str, moved_number: i32,
+    history_ord: i32, history_run: &'a str, history_first: i64, history_version: i64, history_count: i32,
+    history_events: &'a str, history_journal: &'a str,
+    closed_ord: i32, closed_run: &'a str, closed_task: i32,
+    again_ord: i32, again_run: &'a str, again_task: i32, again_visible: DateTime<Utc>,
+    opened_ord: i32, opened_run: &'a str, opened_task: i32, opened_kind: i16, opened_namespace: &'a str, opened_queue: &'a str,
+    opened_type: &'a str, opened_priority: i16, opened_fairness_key: Option<&'a str>, opened_fairness_weight: i16,
+    opened_build: Option<&'a str>, opened_needs: i64, opened_visible: DateTime<Utc>, opened_owner: Option<&'a str>,
+    opened_lease_ms: i64, opened_start_to_close_ms: Option<i64>, opened_heartbeat_ms: Option<i64>,
+    opened_poll: Option<&'a str>, opened_seen: Option<i64>,
+    set_ord: i32, set_run: &'a str, set_kind: i16, set_no: i32, set_due: DateTime<Utc>,
+    cancelled_ord: i32, cancelled_run: &'a str, cancelled_kind: i16, cancelled_no: i32,
+}
+
+impl<'a> Columns<'a> {
+    /// The columns of a batch. Items come in the order of their runs, so that every array is in key
+    /// order, which is the order in which rows are locked.
+    fn of(items: &'a [&'a Item]) -> Self {
+        let mut to = Self::default();
+        for (place, item) in items.iter().enumerate() {
+            to.push(small(place + 1), item);
+        }
+        to
+    }
+
+    fn push(&mut self, ord: i32, item: &'a Item) {
+        let to = self;
+        let run = item.runs[0].run_id.as_str();
+        to.item_run.push(run);
+        to.item_version.push(item.base);
+        to.item_pre.push(small(item.pre()));
+        to.item_need.push(small(item.need()));
+        for fence in &item.fences {
+            to.fence_ord.push(ord);
+            to.fence_run.push(run);
+            to.fence_task.push(fence.task_no);
+            to.fence_mode.push(fence.mode);
+            to.fence_owner.push(fence.owner.as_deref());
+            to.fence_attempt.push(fence.attempt);
+        }
+        if let Some(workflow) = &item.workflow {
+            to.workflow_ord.push(ord);
+            to.workflow_namespace.push(&workflow.namespace);
+            to.workflow_id.push(&workflow.workflow_id);
+            to.workflow_run.push(run);
+        }
+        if let Some(request) = &item.request {
+            to.request_ord.push(ord);
+            to.request_namespace.push(&request.namespace);
+            to.request_workflow.push(&request.workflow_id);
+            to.request_kind.push(request.kind);
+            to.request_id.push(&request.request_id);
+            to.request_run.push(run);
+            to.request_command.push(request.command_no);
+            to.request_name.push(&request.name);
+            to.request_digest.push(request.digest);
+            to.request_target.push(&request.run_target);
+        }
+        for rows in &item.runs {
+            to.push_run(ord, rows);
+        }
+    }
+
+    fn push_run(&mut self, ord: i32, rows: &'a super::item::RunRows) {
+        let to = self;
+        let run = rows.run_id.as_str();
+        match &rows.header {
+            HeaderRow::Created(header) => {
+                to.created_ord.push(ord);
+                to.created_run.push(run);
+                to.created_namespace.push(&header.namespace);
+                to.created_workflow.push(&header.workflow_id);
+                to.created_number.push(header.run_number);
+                to.created_type.push(&header.workflow_type);
+                to.created_queue.push(&header.queue);
+                to.created_business_key.push(header.business_key.as_deref());
+                to.created_build.push(header.build_id.as_deref());
+                to.created_next_event.push(header.next_event_id);
+                to.created_status.push(header.status);
+                to.created_started.push(header.started_at.to_chrono());
+                to.created_memo.push(&header.memo);
+                to.created_attributes.push(&header.search_attributes);
+            }
+            HeaderRow::Changed(header) => {
+                to.changed_ord.push(ord);
+                to.changed_run.push(run);
+                to.changed_version.push(header.version);
+                to.changed_next_event.push(header.next_event_id);
+                to.changed_status.push(header.status);
+                to.changed_reason.push(header.closed_reason);
+                to.changed_closed.push(header.closed_at.map(Timestamp::to_chrono));
+                to.changed_progress.push(header.last_progress_at.to_chrono());
+                to.changed_archived.push(header.archived);
+            }
+        }
+        if let Some(moved) = &rows.moved {
+            to.moved_ord.push(ord);
+            to.moved_namespace.push(&moved.namespace);
+            to.moved_workflow.push(&moved.workflow_id);
+            to.moved_run.push(run);
+            to.moved_number.push(moved.run_number);
+        }
+        to.history_ord.push(ord);
+        to.history_run.push(run);
+        to.history_first.push(rows.history.first_event_id);
+        to.history_version.push(rows.history.version);
+        to.history_count.push(rows.history.event_count);
+        to.history_events.push(&rows.history.events);
+        to.history_journal.push(&rows.history.journal);
+        for no in &rows.tasks_closed {
+            to.closed_ord.push(ord);
+            to.closed_run.push(run);
+            to.closed_task.push(*no);
+        }
+        for (no, at) in &rows.tasks_again {
+            to.again_ord.push(ord);
+            to.again_run.push(run);
+            to.again_task.push(*no);
+            to.again_visible.push(at.to_chrono());
+        }
+        for task in &rows.tasks_opened {
+            to.opened_ord.push(ord);
+            to.opened_run.push(run);
+            to.opened_task.push(task.task_no);
+            to.opened_kind.push(task.kind);
+            to.opened_namespace.push(&task.namespace);
+            to.opened_queue.push(&task.queue);
+            to.opened_type.push(&task.task_type);
+            to.opened_priority.push(task.priority);
+            to.opened_fairness_key.push(task.fairness_key.as_deref());
+            to.opened_fairness_weight.push(task.fairness_weight);
+            to.opened_build.push(task.build_id.as_deref());
+            to.opened_needs.push(task.needs);
+            to.opened_visible.push(task.visible_at.to_chrono());
+            to.opened_owner.push(task.owner.as_deref());
+            to.opened_lease_ms.push(task.lease_ms);
+            to.opened_start_to_close_ms.push(task.start_to_close_ms);
+            to.opened_heartbeat_ms.push(task.heartbeat_ms);
+            to.opened_poll.push(task.poll_request_id.as_deref());
+            to.opened_seen.push(task.seen_event_id);
+        }
+        for (kind, no, at) in &rows.timers_set {
+            to.set_ord.push(ord);
+            to.set_run.push(run);
+            to.set_kind.push(*kind);
+            to.set_no.push(*no);
+            to.set_due.push(at.to_chrono());
+        }
+        for (kind, no) in &rows.timers_cancelled {
+            to.cancelled_ord.push(ord);
+            to.cancelled_run.push(run);
+            to.cancelled_kind.push(*kind);
+            to.cancelled_no.push(*no);
+        }
+    }
+}
+
+fn small(n: usize) -> i32 {
+    i32::try_from(n).unwrap_or(i32::MAX)
+}
+
+/// Writes a batch and says of each item, in the order given, what became of it. At most
+/// [`MAX_BATCH`] items; a run at most once, a workflow id claimed at most once.
+///
+/// An item that makes the statement fail is found by writing them one by one, so that it never
+/// takes its neighbours with it.
+pub async fn commit(connection: &mut PgConnection, items: &[Item]) -> Vec<Outcome> {
+    let mut order: Vec<usize> = (0..items.len()).collect();
+    order.sort_by_key(|place| items[*place].run);
+    let mut outcomes = vec![Outcome::Unknown; items.len()];
+    let sorted: Vec<&Item> = order.iter().map(|place| &items[*place]).collect();
+    match write(connection, &sorted).await {
+        Ok(written) => {
+            for (place, outcome) in order.iter().zip(written) {
+                outcomes[*place] = outcome;
+            }
+        }
+        Err(error) if is_broken(&error) => {
+            tracing::warn!(error = %error, items = items.len(), "commit: connection lost");
+        }
+        Err(error) if items.len() == 1 => {
+            tracing::error!(error = %error, run = %items[0].run, "commit: statement failed");
+            outcomes[0] = Outcome::Failed;
+        }
+        Err(error) => {
+            tracing::warn!(error = %error, items = items.len(), "commit: batch failed, one by one");
+            for (place, item) in order.iter().zip(&sorted) {
+                outcomes[*place] = match write(connection, std::slice::from_ref(item)).await {
+                    Ok(written) => written.first().copied().unwrap_or(Outcome::Unknown),
+                    Err(error) if is_broken(&error) => Outcome::Unknown,
+                    Err(error) => {
+                        tracing::error!(error = %error, run = %item.run, "commit: statement failed");
+                        Outcome::Failed
+                    }
+                };
+            }
+        }
+    }
+    outcomes
+}
+
+async fn write(connection: &mut PgConnection, items: &[&Item]) -> sqlx::Result<Vec<Outcome>> {
+    let row = Columns::of(items).bind().fetch_one(connection).await?;
+    let accepted: Vec<bool> = row.try_get(0)?;
+    let now: DateTime<Utc> = row.try_get(1)?;
+    Ok(accepted
+        .into_iter()
+        .map(|accepted| {
+            if accepted {
+                Outcome::Committed(now.into())
+            } else {
+                Outcome::Refused
+            }
+        })
+        .collect())
+}
+
+/// Whether the connection is gone, so that nobody knows what became of the statement.
+fn is_broken(error: &sqlx::Error) -> bool {
+    match error {
+        sqlx::Error::Database(database) => {
+            // admin_shutdown, crash_shutdown, cannot_connect_now: the server went away.
+            database.code().is_some_and(|code| code.starts_with("57P"))
+        }
+        _ => true,
+    }
+}
+
+/// Settings of a connection that the door uses: a plan chosen on an empty database would scan and
+/// hash, and would stay.
+pub const PINNED: &[(&str, &str)] = &[
+    ("jit", "off"),
+    ("plan_cache_mode", "force_generic_plan"),
+    ("enable_seqscan", "off"),
+    ("enable_hashjoin", "off"),
+    ("enable_mergejoin", "off"),
+    ("lock_timeout", "2000"),
+    ("statement_timeout", "10000"),
+    ("idle_in_transaction_session_timeout", "10000"),
+    ("default_transaction_isolation", "read committed"),
+];
+
+/// Opens a connection for the door.
+///
+/// # Errors
+/// The database cannot be reached.
+pub async fn connect(options: &sqlx::postgres::PgConnectOptions) -> sqlx::Result<PgConnection> {
+    let options = options
+        .clone()
+        .application_name("leasehold commit")
+        .options(PINNED.iter().copied());
+    PgConnection::connect_with(&options).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_placeholder_has_a_column() {
+        let text = statement();
+        assert!(!text.contains('{'), "a placeholder was left");
+        let highest = (1..).take_while(|n| text.contains(&format!("${n}::"))).count();
+        assert_eq!(highest, 94, "parameters in the statement");
+    }
+}

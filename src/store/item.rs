@@ -1,0 +1,325 @@
+//! A decision as rows: what the door writes for it, in the door's own columns.
+
+use crate::domain::decision::{Claim, Decision, HandOff, RunWrite, TaskEffect, TimerEffect};
+use crate::domain::routing::TaskKind;
+use crate::domain::ids::RunId;
+use crate::domain::lease::Hold;
+use crate::domain::run::CloseReason;
+use crate::domain::time::Timestamp;
+
+/// A fence on a task row.
+pub(super) struct FenceRow {
+    pub task_no: i32,
+    pub mode: i16,
+    pub owner: Option<String>,
+    pub attempt: Option<i32>,
+}
+
+/// A workflow id to claim.
+pub(super) struct WorkflowRow {
+    pub namespace: String,
+    pub workflow_id: String,
+}
+
+/// A caller's key to claim.
+pub(super) struct RequestRow {
+    pub namespace: String,
+    pub workflow_id: String,
+    pub kind: &'static str,
+    pub request_id: String,
+    pub command_no: i64,
+    pub name: String,
+    pub digest: i64,
+    pub run_target: String,
+}
+
+/// The header of a run that comes into being.
+pub(super) struct CreatedRow {
+    pub namespace: String,
+    pub workflow_id: String,
+    pub run_number: i32,
+    pub workflow_type: String,
+    pub queue: String,
+    pub business_key: Option<String>,
+    pub build_id: Option<String>,
+    pub next_event_id: i64,
+    pub status: i16,
+    pub started_at: Timestamp,
+    pub memo: String,
+    pub search_attributes: String,
+}
+
+/// The changed part of the header of a run that exists.
+pub(super) struct ChangedRow {
+    pub version: i64,
+    pub next_event_id: i64,
+    pub status: i16,
+    pub closed_reason: Option<&'static str>,
+    pub closed_at: Option<Timestamp>,
+    pub last_progress_at: Timestamp,
+    pub archived: bool,
+}
+
+/// A workflow id that stands for another run from now on.
+pub(super) struct MovedRow {
+    pub namespace: String,
+    pub workflow_id: String,
+    pub run_number: i32,
+}
+
+/// A batch of history.
+pub(super) struct HistoryRow {
+    pub first_event_id: i64,
+    pub version: i64,
+    pub event_count: i32,
+    pub events: String,
+    pub journal: String,
+}
+
+/// A task that is opened.
+pub(super) struct OpenedRow {
+    pub task_no: i32,
+    pub kind: i16,
+    pub namespace: String,
+    pub queue: String,
+    pub task_type: String,
+    pub priority: i16,
+    pub fairness_key: Option<String>,
+    pub fairness_weight: i16,
+    pub build_id: Option<String>,
+    pub needs: i64,
+    pub visible_at: Timestamp,
+    pub owner: Option<String>,
+    pub lease_ms: i64,
+    pub start_to_close_ms: Option<i64>,
+    pub heartbeat_ms: Option<i64>,
+    pub poll_request_id: Option<String>,
+    pub seen_event_id: Option<i64>,
+}
+
+/// Header of a run, new or changed.
+pub(super) enum HeaderRow {
+    Created(CreatedRow),
+    Changed(ChangedRow),
+}
+
+/// Everything that is written for one run.
+pub(super) struct RunRows {
+    pub run_id: String,
+    pub header: HeaderRow,
+    pub moved: Option<MovedRow>,
+    pub history: HistoryRow,
+    pub tasks_closed: Vec<i32>,
+    pub tasks_again: Vec<(i32, Timestamp)>,
+    pub tasks_opened: Vec<OpenedRow>,
+    pub timers_set: Vec<(i16, i32, Timestamp)>,
+    pub timers_cancelled: Vec<(i16, i32)>,
+}
+
+/// One decision, ready for the door.
+pub struct Item {
+    pub(super) run: RunId,
+    pub(super) base: i64,
+    pub(super) fences: Vec<FenceRow>,
+    pub(super) workflow: Option<WorkflowRow>,
+    pub(super) request: Option<RequestRow>,
+    pub(super) runs: Vec<RunRows>,
+}
+
+impl Item {
+    /// Writes a decision out as rows. The decision's states then know the size of their history;
+    /// nothing may be added to it afterwards.
+    ///
+    /// # Errors
+    /// A payload cannot be written as JSON, which no value of the domain provokes.
+    pub fn new(decision: &mut Decision) -> serde_json::Result<Self> {
+        let fences = decision
+            .fences
+            .iter()
+            .map(|fence| {
+                let (mode, holder) = match &fence.hold {
+                    Hold::Live { owner, attempt } => (0, Some((owner, attempt))),
+                    Hold::Seen { owner, attempt } => (1, Some((owner, attempt))),
+                    Hold::Overdue { owner, attempt } => (2, Some((owner, attempt))),
+                    Hold::Free => (3, None),
+                };
+                FenceRow {
+                    task_no: int(fence.no),
+                    mode,
+                    owner: holder.map(|(owner, _)| owner.to_string()),
+                    attempt: holder.map(|(_, attempt)| int(*attempt)),
+                }
+            })
+            .collect();
+        let begun = &decision.write.next.begun;
+        let workflow = matches!(decision.claim, Some(Claim::Workflow)).then(|| WorkflowRow {
+            namespace: begun.namespace.to_string(),
+            workflow_id: begun.workflow_id.to_string(),
+        });
+        let request = match &decision.claim {
+            Some(Claim::Request(key)) => Some(RequestRow {
+                namespace: key.namespace.to_string(),
+                workflow_id: key.workflow_id.to_string(),
+                kind: key.kind,
+                request_id: key.request_id.to_string(),
+                command_no: long(key.command),
+                name: key.name.to_string(),
+                digest: key.digest.0.cast_signed(),
+                run_target: key.run_target.to_string(),
+            }),
+            _ => None,
+        };
+        let run = decision.run_id();
+        let base = long(decision.write.base);
+        let runs = decision
+            .writes_mut()
+            .map(run_rows)
+            .collect::<serde_json::Result<_>>()?;
+        Ok(Self {
+            run,
+            base,
+            fences,
+            workflow,
+            request,
+            runs,
+        })
+    }
+
+    /// The deciding run.
+    pub fn run(&self) -> RunId {
+        self.run
+    }
+
+    /// The key that it claims, if any: no two items of a batch may claim the same one.
+    pub(super) fn key(&self) -> Option<String> {
+        match (&self.workflow, &self.request) {
+            (Some(key), _) => Some(format!("{}\0{}", key.namespace, key.workflow_id)),
+            (None, Some(key)) => Some(format!(
+                "{}\0{}\0{}\0{}",
+                key.namespace, key.workflow_id, key.kind, key.request_id
+            )),
+            (None, None) => None,
+        }
+    }
+
+    /// Header and leases: what must hold before keys are claimed.
+    pub(super) fn pre(&self) -> usize {
+        usize::from(self.base > 0) + self.fences.len()
+    }
+
+    /// All fences.
+    pub(super) fn need(&self) -> usize {
+        self.pre() + usize::from(self.workflow.is_some()) + usize::from(self.request.is_some())
+    }
+}
+
+fn run_rows(write: &mut RunWrite) -> serde_json::Result<RunRows> {
+    let sealed = write.seal()?;
+    let next = &write.next;
+    let begun = &next.begun;
+    let header = if write.base == 0 {
+        HeaderRow::Created(CreatedRow {
+            namespace: begun.namespace.to_string(),
+            workflow_id: begun.workflow_id.to_string(),
+            run_number: int(begun.run_number),
+            workflow_type: begun.workflow_type.to_string(),
+            queue: begun.queue.to_string(),
+            business_key: begun.business_key.as_deref().map(str::to_owned),
+            build_id: begun.build_id.as_deref().map(str::to_owned),
+            next_event_id: long(next.next_event),
+            status: next.status().number(),
+            started_at: begun.started_at,
+            memo: begun.memo.get().to_owned(),
+            search_attributes: begun.search_attributes.get().to_owned(),
+        })
+    } else {
+        HeaderRow::Changed(ChangedRow {
+            version: long(next.version),
+            next_event_id: long(next.next_event),
+            status: next.status().number(),
+            closed_reason: next.close.as_ref().map(|close| close.reason.as_str()),
+            closed_at: next.close.as_ref().map(|close| close.at),
+            last_progress_at: next.last_progress_at,
+            archived: next.archived,
+        })
+    };
+    // A successor takes the workflow id over from the run that made it.
+    let moved = (write.base == 0 && begun.continued_from.is_some()).then(|| MovedRow {
+        namespace: begun.namespace.to_string(),
+        workflow_id: begun.workflow_id.to_string(),
+        run_number: int(begun.run_number),
+    });
+    debug_assert!(
+        next.close
+            .as_ref()
+            .is_none_or(|close| close.reason != CloseReason::Continued || close.continued_to.is_some())
+    );
+    let history = HistoryRow {
+        first_event_id: long(write.first_event),
+        version: long(next.version),
+        event_count: i32::try_from(write.events.len()).unwrap_or(i32::MAX),
+        events: sealed.events,
+        journal: sealed.journal,
+    };
+    let mut rows = RunRows {
+        run_id: next.id.to_string(),
+        header,
+        moved,
+        history,
+        tasks_closed: Vec::new(),
+        tasks_again: Vec::new(),
+        tasks_opened: Vec::new(),
+        timers_set: Vec::new(),
+        timers_cancelled: Vec::new(),
+    };
+    for (no, effect) in write.effects.tasks() {
+        match effect {
+            TaskEffect::Close => rows.tasks_closed.push(int(*no)),
+            TaskEffect::Again { available_at } => rows.tasks_again.push((int(*no), *available_at)),
+            TaskEffect::Open(task) => {
+                let owner = task.handed_to.as_ref().map(|to: &HandOff| to.owner.to_string());
+                let seen = owner.is_some() && task.routing.kind == TaskKind::Workflow;
+                rows.tasks_opened.push(OpenedRow {
+                    task_no: int(*no),
+                    kind: task.routing.kind.number(),
+                    namespace: task.routing.namespace.to_string(),
+                    queue: task.routing.queue.to_string(),
+                    task_type: task.routing.task_type.to_string(),
+                    priority: task.routing.priority.into(),
+                    fairness_key: task.routing.fairness_key.as_deref().map(str::to_owned),
+                    fairness_weight: i16::try_from(task.routing.fairness_weight).unwrap_or(i16::MAX),
+                    build_id: task.routing.build_id.as_deref().map(str::to_owned),
+                    needs: task.routing.needs,
+                    visible_at: task.available_at,
+                    owner,
+                    lease_ms: long(task.lease_ms),
+                    start_to_close_ms: task.start_to_close_ms.map(long),
+                    heartbeat_ms: task.heartbeat_ms.map(long),
+                    poll_request_id: task
+                        .handed_to
+                        .as_ref()
+                        .and_then(|to| to.poll_request_id.as_deref())
+                        .map(str::to_owned),
+                    seen_event_id: seen.then(|| long(next.last_event())),
+                });
+            }
+        }
+    }
+    for (key, effect) in write.effects.timers() {
+        let (kind, no) = (key.kind.number(), int(key.no));
+        match effect {
+            TimerEffect::Set(at) => rows.timers_set.push((kind, no, *at)),
+            TimerEffect::Cancel => rows.timers_cancelled.push((kind, no)),
+        }
+    }
+    Ok(rows)
+}
+
+/// Numbers inside a run stay far below what the column holds: a run has at most 50,000 events.
+fn int(n: u32) -> i32 {
+    i32::try_from(n).unwrap_or(i32::MAX)
+}
+
+fn long(n: u64) -> i64 {
+    i64::try_from(n).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,147 @@
+//! Reading runs: headers, and the batches that a state is folded from.
+
+use std::sync::Arc;
+
+use sqlx::{FromRow, PgPool};
+
+use super::{run_id, unsigned, unsigned32};
+use crate::domain::ids::{Namespace, RunId, WorkflowId};
+
+/// One stored batch of a run.
+#[derive(Clone, Debug)]
+pub struct Batch {
+    /// Version of the run that it made.
+    pub version: u64,
+    /// Its first event.
+    pub first_event: u64,
+    /// Its events.
+    pub count: u32,
+    /// The events as they are served.
+    pub events: Arc<str>,
+    /// Facts for the fold.
+    pub journal: Arc<str>,
+}
+
+#[derive(FromRow)]
+struct BatchRow {
+    version: i64,
+    first_event_id: i64,
+    event_count: i32,
+    events: String,
+    journal: String,
+}
+
+impl From<BatchRow> for Batch {
+    fn from(row: BatchRow) -> Self {
+        Self {
+            version: unsigned(row.version),
+            first_event: unsigned(row.first_event_id),
+            count: unsigned32(row.event_count),
+            events: row.events.into(),
+            journal: row.journal.into(),
+        }
+    }
+}
+
+/// The batches of a run that are newer than `version`, oldest first. `next_event` is the number of
+/// the first event that they can hold, so that the key leads there.
+///
+/// # Errors
+/// The database cannot be reached.
+pub async fn batches_after(
+    pool: &PgPool,
+    run: RunId,
+    version: u64,
+    next_event: u64,
+) -> sqlx::Result<Vec<Batch>> {
+    let rows: Vec<BatchRow> = sqlx::query_as(
+        "select version, first_event_id, event_count, events, journal from history_batches
+         where run_id = $1 and first_event_id >= $2 and version > $3
+         order by first_event_id, version",
+    )
+    .bind(run.to_string())
+    .bind(next_event.cast_signed())
+    .bind(version.cast_signed())
+    .fetch_all(pool)
+    .await?;
+    Ok(rows.into_iter().map(Batch::from).collect())
+}
+
+/// A run as its header identifies it.
+#[derive(Clone, Debug)]
+pub struct Header {
+    /// The run.
+    pub run: RunId,
+    /// How often it has been written.
+    pub version: u64,
+}
+
+/// The current run of a workflow.
+///
+/// # Errors
+/// The database cannot be reached.
+pub async fn current_run(
+    pool: &PgPool,
+    namespace: &Namespace,
+    workflow_id: &WorkflowId,
+) -> sqlx::Result<Option<Header>> {
+    let row: Option<(String, i64)> = sqlx::query_as(
+        "select r.run_id, r.version from workflow_instances i join workflow_runs r on r.run_id = i.run_id
+         where i.namespace = $1 and i.workflow_id = $2",
+    )
+    .bind(namespace.as_str())
+    .bind(workflow_id.as_str())
+    .fetch_optional(pool)
+    .await?;
+    header(row)
+}
+
+/// One run of a workflow, if it belongs to it.
+///
+/// # Errors
+/// The database cannot be reached.
+pub async fn run_of(
+    pool: &PgPool,
+    namespace: &Namespace,
+    workflow_id: &WorkflowId,
+    run: RunId,
+) -> sqlx::Result<Option<Header>> {
+    let row: Option<(String, i64)> = sqlx::query_as(
+        "select run_id, version from workflow_runs where run_id = $3 and namespace = $1 and workflow_id = $2",
+    )
+    .bind(namespace.as_str())
+    .bind(workflow_id.as_str())
+    .bind(run.to_string())
+    .fetch_optional(pool)
+    .await?;
+    header(row)
+}
+
+fn header(row: Option<(String, i64)>) -> sqlx::Result<Option<Header>> {
+    row.map(|(run, version)| {
+        Ok(Header {
+            run: run_id(&run)?,
+            version: unsigned(version),
+        })
+    })
+    .transpose()
+}
+
+/// How many runs a workflow has had.
+///
+/// # Errors
+/// The database cannot be reached.
+pub async fn run_count(
+    pool: &PgPool,
+    namespace: &Namespace,
+    workflow_id: &WorkflowId,
+) -> sqlx::Result<u32> {
+    let count: Option<i32> = sqlx::query_scalar(
+        "select run_number from workflow_instances where namespace = $1 and workflow_id = $2",
+    )
+    .bind(namespace.as_str())
+    .bind(workflow_id.as_str())
+    .fetch_optional(pool)
+    .await?;
+    Ok(unsigned32(count.unwrap_or(0)))
+}

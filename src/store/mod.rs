@@ -1,0 +1,102 @@
+//! All SQL. Writes to runs and tasks go through one door, [`commit`]; the rest are reads, claims and
+//! renewals of leases, and plain statements on configuration.
+
+pub mod claim;
+pub mod commit;
+pub mod history;
+pub mod item;
+pub mod lane;
+pub mod lease;
+pub mod lists;
+pub mod load;
+pub mod migrate;
+pub mod namespaces;
+pub mod notify;
+pub mod receipts;
+pub mod timers;
+pub mod workers;
+
+use sqlx::PgPool;
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+
+use crate::domain::ids::RunId;
+
+/// The database as the rest of the server sees it: two small pools. Commits have connections of
+/// their own ([`lane`]).
+#[derive(Clone)]
+pub struct Store {
+    /// Reads for callers, and writes to configuration.
+    pub reads: PgPool,
+    /// Claims, heartbeats and sweeps, with pinned plans.
+    pub hot: PgPool,
+    /// How to open further connections.
+    pub options: PgConnectOptions,
+}
+
+/// Connections in each pool.
+#[derive(Clone, Copy, Debug)]
+pub struct PoolSizes {
+    /// For callers' reads.
+    pub reads: u32,
+    /// For claims, heartbeats and sweeps.
+    pub hot: u32,
+}
+
+/// How long a caller waits for a free connection before it is told to try again.
+const ACQUIRE_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(5);
+
+impl Store {
+    /// Opens the pools. Connections are made when they are needed.
+    pub fn new(options: PgConnectOptions, sizes: PoolSizes) -> Self {
+        let pool = |name: &str, size: u32, settings: &[(&str, &str)]| {
+            PgPoolOptions::new()
+                .max_connections(size)
+                .acquire_timeout(ACQUIRE_TIMEOUT)
+                .connect_lazy_with(
+                    options
+                        .clone()
+                        .application_name(name)
+                        .options(settings.iter().copied()),
+                )
+        };
+        Self {
+            reads: pool(
+                "leasehold reads",
+                sizes.reads,
+                &[
+                    ("jit", "off"),
+                    ("statement_timeout", "10000"),
+                    ("lock_timeout", "3000"),
+                    ("idle_in_transaction_session_timeout", "10000"),
+                ],
+            ),
+            hot: pool("leasehold hot", sizes.hot, commit::PINNED),
+            options,
+        }
+    }
+
+    /// Closes the pools; statements that run are finished.
+    pub async fn close(&self) {
+        self.reads.close().await;
+        self.hot.close().await;
+    }
+}
+
+/// A run id that the database gave back.
+///
+/// # Errors
+/// The column holds something else, which only a foreign writer can cause.
+fn run_id(text: &str) -> sqlx::Result<RunId> {
+    text.parse()
+        .map_err(|_| sqlx::Error::Decode(format!("not a run id: {text:?}").into()))
+}
+
+/// A count that the database keeps signed.
+fn unsigned(n: i64) -> u64 {
+    u64::try_from(n).unwrap_or_default()
+}
+
+/// A small count that the database keeps signed.
+fn unsigned32(n: i32) -> u32 {
+    u32::try_from(n).unwrap_or_default()
+}
