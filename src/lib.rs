@@ -2,6 +2,7 @@
 
 pub mod clock;
 pub mod domain;
+pub mod engine;
 pub mod matching;
 pub mod payload;
 pub mod store;

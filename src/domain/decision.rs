@@ -244,13 +244,15 @@ pub struct RunWrite {
     pub effects: Effects,
     /// The state after the write.
     pub next: RunState,
+    /// The events as they are stored and served, once they are sealed.
+    pub text: Option<Arc<str>>,
 }
 
 /// A batch as it is stored.
 #[derive(Clone, Debug)]
 pub struct Sealed {
     /// Events as [`Event::write_all`] writes them; empty when there are none.
-    pub events: String,
+    pub events: Arc<str>,
     /// Facts as a JSON array of `[event number, fact]`.
     pub journal: String,
 }
@@ -264,10 +266,11 @@ impl RunWrite {
     pub fn seal(&mut self) -> serde_json::Result<Sealed> {
         let next = &mut self.next;
         let sealed = Sealed {
-            events: Event::write_all(next.id, &next.begun.namespace, &self.events)?,
+            events: Event::write_all(next.id, &next.begun.namespace, &self.events)?.into(),
             journal: serde_json::to_string(&self.facts)?,
         };
         next.history_bytes += sealed.events.len() as u64;
+        self.text = Some(Arc::clone(&sealed.events));
         Ok(sealed)
     }
 

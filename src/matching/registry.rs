@@ -13,6 +13,8 @@ use crate::domain::routing::{Poller, Profile, Routing, TaskKind};
 
 /// Shortest and longest pause between two looks at a queue that has parked polls and no hint.
 const RECHECK: std::ops::Range<u64> = 1_500..2_500;
+/// Profiles that are remembered as having nothing to take, per queue.
+const PROFILES_KEPT: usize = 64;
 /// Queues that are remembered while nobody waits on them.
 const IDLE_QUEUES_KEPT: usize = 10_000;
 
@@ -122,8 +124,8 @@ struct Group {
 #[derive(Debug)]
 struct Queue {
     groups: Vec<Group>,
-    /// There may be ready tasks in the database.
-    backlog: bool,
+    /// Profiles for which a look at the database found nothing more, and no hint came since.
+    empty_for: Vec<Profile>,
     /// A claim is under way, and looks again when it is done.
     claiming: bool,
     recheck_at: Instant,
@@ -133,8 +135,7 @@ impl Queue {
     fn new(now: Instant) -> Self {
         Self {
             groups: Vec::new(),
-            // Nobody has looked yet.
-            backlog: true,
+            empty_for: Vec::new(),
             claiming: false,
             recheck_at: now + recheck_pause(now),
         }
@@ -142,6 +143,24 @@ impl Queue {
 
     fn is_parked(&self) -> bool {
         self.groups.iter().any(|group| !group.parked.is_empty())
+    }
+
+    /// The group that a claim should serve next: of those that may find something, the one with the
+    /// longest waiting poll.
+    fn claimable(&self) -> Option<usize> {
+        (0..self.groups.len())
+            .filter(|place| !self.empty_for.contains(&self.groups[*place].profile))
+            .filter_map(|place| Some((*self.groups[place].parked.keys().next()?, place)))
+            .min()
+            .map(|(_, place)| place)
+    }
+
+    fn begin_claim(&mut self) -> bool {
+        if self.claiming || self.claimable().is_none() {
+            return false;
+        }
+        self.claiming = true;
+        true
     }
 }
 
@@ -386,12 +405,11 @@ impl Registry {
     /// started: polls wait, and none is under way.
     pub fn backlog(&self, key: &QueueKey) -> bool {
         let mut inner = self.inner();
-        let Some(queue) = inner.queues.get_mut(key) else {
-            // Nobody waits; a queue that is new here starts with this assumption.
-            return false;
-        };
-        queue.backlog = true;
-        begin_claim(queue)
+        // A queue that is not known here is looked at as soon as somebody waits on it.
+        inner.queues.get_mut(key).is_some_and(|queue| {
+            queue.empty_for.clear();
+            queue.begin_claim()
+        })
     }
 
     /// Whether a claim should be started for a poll that has just been parked.
@@ -399,54 +417,49 @@ impl Registry {
         self.inner()
             .queues
             .get_mut(key)
-            .is_some_and(|queue| queue.backlog && begin_claim(queue))
+            .is_some_and(Queue::begin_claim)
     }
 
     /// Polls for the next claim on a queue: some that can take the same tasks, at most `limit`, the
-    /// longest waiting first. `None` ends the claiming: nobody waits, or there is no backlog.
+    /// longest waiting first. Unless [`Registry::more`] or a hint says otherwise meanwhile, the claim
+    /// is taken to leave nothing for them. `None` ends the claiming.
     pub fn next_claim(&self, key: &QueueKey, limit: usize) -> Option<(Profile, Vec<Reserved>)> {
         let mut inner = self.inner();
         let queue = inner.queues.get_mut(key)?;
-        if queue.backlog {
-            let mut order: Vec<usize> = (0..queue.groups.len()).collect();
-            order.sort_by_key(|place| queue.groups[*place].parked.keys().next().copied());
-            for place in order {
-                let group = &mut queue.groups[place];
-                let profile = group.profile.clone();
-                let mut reserved = Vec::new();
-                while reserved.len() < limit {
-                    let Some((_, parked)) = group.parked.pop_first() else { break };
-                    if parked.reserve() {
-                        reserved.push(Reserved { parked });
-                    }
+        while let Some(place) = queue.claimable() {
+            let group = &mut queue.groups[place];
+            let profile = group.profile.clone();
+            let mut reserved = Vec::new();
+            while reserved.len() < limit {
+                let Some((_, parked)) = group.parked.pop_first() else { break };
+                if parked.reserve() {
+                    reserved.push(Reserved { parked });
                 }
-                if !reserved.is_empty() {
-                    queue.groups.retain(|group| !group.parked.is_empty());
-                    return Some((profile, reserved));
+            }
+            queue.groups.retain(|group| !group.parked.is_empty());
+            if !reserved.is_empty() {
+                if queue.empty_for.len() >= PROFILES_KEPT {
+                    queue.empty_for.clear();
                 }
+                queue.empty_for.push(profile.clone());
+                return Some((profile, reserved));
             }
         }
         queue.claiming = false;
         None
     }
 
-    /// Before a claim: unless somebody says otherwise meanwhile, it empties the queue.
-    pub fn expect_empty(&self, key: &QueueKey) {
+    /// After a claim that every poll got something from: there may be more.
+    pub fn more(&self, key: &QueueKey, profile: &Profile) {
         if let Some(queue) = self.inner().queues.get_mut(key) {
-            queue.backlog = false;
-        }
-    }
-
-    /// After a claim that left tasks behind: go on.
-    pub fn more(&self, key: &QueueKey) {
-        if let Some(queue) = self.inner().queues.get_mut(key) {
-            queue.backlog = true;
+            queue.empty_for.retain(|empty| empty != profile);
         }
     }
 
     /// After a claim that failed: the next look or hint tries again.
-    pub fn stop_claiming(&self, key: &QueueKey) {
+    pub fn stop_claiming(&self, key: &QueueKey, profile: &Profile) {
         if let Some(queue) = self.inner().queues.get_mut(key) {
+            queue.empty_for.retain(|empty| empty != profile);
             queue.claiming = false;
         }
     }
@@ -459,8 +472,8 @@ impl Registry {
             if queue.recheck_at <= now {
                 queue.recheck_at = now + recheck_pause(now);
                 if queue.is_parked() {
-                    queue.backlog = true;
-                    if begin_claim(queue) {
+                    queue.empty_for.clear();
+                    if queue.begin_claim() {
                         due.push(key.clone());
                     }
                 }
@@ -473,8 +486,8 @@ impl Registry {
     pub fn all_backlog(&self) -> Vec<QueueKey> {
         let mut wanted = Vec::new();
         for (key, queue) in &mut self.inner().queues {
-            queue.backlog = true;
-            if begin_claim(queue) {
+            queue.empty_for.clear();
+            if queue.begin_claim() {
                 wanted.push(key.clone());
             }
         }
@@ -509,12 +522,4 @@ impl Registry {
             parked.end(Ended::Shutdown);
         }
     }
-}
-
-fn begin_claim(queue: &mut Queue) -> bool {
-    if queue.claiming || !queue.is_parked() {
-        return false;
-    }
-    queue.claiming = true;
-    true
 }

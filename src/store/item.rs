@@ -7,6 +7,8 @@ use crate::domain::lease::Hold;
 use crate::domain::run::CloseReason;
 use crate::domain::time::Timestamp;
 
+use std::sync::Arc;
+
 /// A fence on a task row.
 pub(super) struct FenceRow {
     pub task_no: i32,
@@ -72,7 +74,7 @@ pub(super) struct HistoryRow {
     pub first_event_id: i64,
     pub version: i64,
     pub event_count: i32,
-    pub events: String,
+    pub events: Arc<str>,
     pub journal: String,
 }
 

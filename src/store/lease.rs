@@ -267,15 +267,59 @@ pub async fn give_back(pool: &PgPool, which: Which, lost: &[Lost]) -> sqlx::Resu
         .collect())
 }
 
-/// Held tasks whose lease or attempt has run out, and the earliest moment at which another one will.
+/// A held task that has outlived something.
+#[derive(Clone, Debug)]
+pub struct OverdueRow {
+    /// The task.
+    pub row: TaskRow,
+    /// Its heartbeat has not come in time.
+    pub heartbeat: bool,
+    /// Its attempt has taken too long.
+    pub start_to_close: bool,
+}
+
+/// What a look at the leases found.
+#[derive(Clone, Debug)]
+pub struct Look {
+    /// Held tasks whose lease or attempt has run out.
+    pub overdue: Vec<OverdueRow>,
+    /// Milliseconds until another one will.
+    pub next_ms: Option<u64>,
+    /// When the look was taken.
+    pub at: Timestamp,
+}
+
+/// Held tasks whose lease or attempt has run out, and when the next one will.
 ///
 /// # Errors
 /// The database cannot be reached.
-pub async fn overdue(pool: &PgPool, limit: i64) -> sqlx::Result<(Vec<TaskRow>, Option<u64>)> {
-    let found: Vec<Row> = sqlx::query_as(
+pub async fn look(pool: &PgPool, limit: i64) -> sqlx::Result<Look> {
+    #[derive(FromRow)]
+    struct Overdue {
+        #[sqlx(flatten)]
+        row: Row,
+        late_heartbeat: Option<bool>,
+        late_attempt: Option<bool>,
+    }
+    let (at, next): (Time, Option<i64>) = sqlx::query_as(
+        "select clock_timestamp(), (extract(epoch from min(least(lease_expires_at, start_to_close_at, heartbeat_due_at))
+             - clock_timestamp()) * 1000)::bigint from tasks where state = 1",
+    )
+    .fetch_one(pool)
+    .await?;
+    let next = next.map(|ms| unsigned(ms.max(0)));
+    if next != Some(0) {
+        return Ok(Look {
+            overdue: Vec::new(),
+            next_ms: next,
+            at: at.into(),
+        });
+    }
+    let found: Vec<Overdue> = sqlx::query_as(
         "select run_id, task_no, kind, namespace, queue, attempt, lease_owner, lease_expires_at,
              lease_expires_at > clock_timestamp() as live, seen_event_id, start_to_close_at, heartbeat_due_at,
-             heartbeat_at, heartbeat, visible_at
+             heartbeat_at, heartbeat, visible_at, heartbeat_due_at <= clock_timestamp() as late_heartbeat,
+             start_to_close_at <= clock_timestamp() as late_attempt
          from tasks
          where state = 1 and least(lease_expires_at, start_to_close_at, heartbeat_due_at) <= clock_timestamp()
          order by run_id, task_no limit $1",
@@ -283,13 +327,21 @@ pub async fn overdue(pool: &PgPool, limit: i64) -> sqlx::Result<(Vec<TaskRow>, O
     .bind(limit)
     .fetch_all(pool)
     .await?;
-    let next: Option<i64> = sqlx::query_scalar(
-        "select (extract(epoch from min(least(lease_expires_at, start_to_close_at, heartbeat_due_at))
-             - clock_timestamp()) * 1000)::bigint from tasks where state = 1",
-    )
-    .fetch_one(pool)
-    .await?;
-    Ok((rows(found)?, next.map(|ms| unsigned(ms.max(0)))))
+    let overdue = found
+        .into_iter()
+        .map(|found| {
+            Ok(OverdueRow {
+                row: found.row.try_into()?,
+                heartbeat: found.late_heartbeat.unwrap_or(false),
+                start_to_close: found.late_attempt.unwrap_or(false),
+            })
+        })
+        .collect::<sqlx::Result<_>>()?;
+    Ok(Look {
+        overdue,
+        next_ms: next,
+        at: at.into(),
+    })
 }
 
 /// Held tasks of one worker.

@@ -100,3 +100,22 @@ fn unsigned(n: i64) -> u64 {
 fn unsigned32(n: i32) -> u32 {
     u32::try_from(n).unwrap_or_default()
 }
+
+/// The database's time.
+///
+/// # Errors
+/// The database cannot be reached.
+pub async fn now(pool: &PgPool) -> sqlx::Result<crate::domain::time::Timestamp> {
+    let now: chrono::DateTime<chrono::Utc> = sqlx::query_scalar("select clock_timestamp()")
+        .fetch_one(pool)
+        .await?;
+    Ok(now.into())
+}
+
+/// Whether the database answers, with the schema that this binary needs.
+pub async fn is_ready(pool: &PgPool) -> bool {
+    match pool.acquire().await {
+        Ok(mut connection) => migrate::check(&mut connection).await.is_ok(),
+        Err(_) => false,
+    }
+}

@@ -153,6 +153,7 @@ impl<'a> Draft<'a> {
                 facts: self.facts,
                 effects: self.effects,
                 next: self.state,
+                text: None,
             },
             created: self.created,
             fences: self.fences,

@@ -1,0 +1,111 @@
+//! Claims: one at a time per queue and node, for all polls that wait there.
+
+use std::sync::Arc;
+
+use super::Core;
+use crate::domain::routing::TaskKind;
+use crate::matching::{Grant, GrantedLease, QueueKey, Reserved};
+use crate::store::claim::{self, Claimed};
+
+/// Polls that one claim serves.
+const CLAIM_BATCH: usize = 128;
+
+/// A queue may have ready tasks.
+pub(super) fn ready(core: &Core, key: &QueueKey) {
+    if core.registry.backlog(key) {
+        start(core, key.clone());
+    }
+}
+
+/// A poll has been parked on a queue.
+pub(super) fn look(core: &Core, key: &QueueKey) {
+    if core.registry.wants_claim(key) {
+        start(core, key.clone());
+    }
+}
+
+/// Claims until nobody waits or nothing is left.
+pub(super) fn start(core: &Core, key: QueueKey) {
+    if let Some(core) = core.me.upgrade() {
+        core.runtime.clone().spawn(async move { run(&core, &key).await });
+    }
+}
+
+async fn run(core: &Arc<Core>, key: &QueueKey) {
+    while let Some((profile, polls)) = core.registry.next_claim(key, CLAIM_BATCH) {
+        let pollers: Vec<_> = polls.iter().map(|poll| poll.poller().clone()).collect();
+        let claimed = claim::claim(
+            &core.store.hot,
+            key.kind,
+            &key.namespace,
+            &key.queue,
+            &profile,
+            &pollers,
+        )
+        .await;
+        match claimed {
+            Ok(claimed) => {
+                if claimed.len() == polls.len() {
+                    core.registry.more(key, &profile);
+                }
+                give(core, key, polls, claimed);
+            }
+            Err(error) => {
+                tracing::warn!(error = %error, queue = %key.queue, "claim failed");
+                for poll in polls {
+                    core.registry.put_back(poll);
+                }
+                core.registry.stop_claiming(key, &profile);
+                return;
+            }
+        }
+    }
+}
+
+fn give(core: &Core, key: &QueueKey, polls: Vec<Reserved>, claimed: Vec<Claimed>) {
+    let mut polls: Vec<Option<Reserved>> = polls.into_iter().map(Some).collect();
+    metrics::counter!("dw_claims_total", "kind" => key.kind.as_str())
+        .increment(claimed.len() as u64);
+    for task in claimed {
+        let poll = polls.get_mut(task.poller).and_then(Option::take);
+        if let Some(poll) = poll {
+            let owner = poll.poller().owner.clone();
+            poll.give(grant(core, key.kind, owner, task));
+        }
+    }
+    for poll in polls.into_iter().flatten() {
+        core.registry.put_back(poll);
+    }
+}
+
+/// A claimed task as a lease to be delivered, known to this node from now on.
+pub(super) fn grant(
+    core: &Core,
+    kind: TaskKind,
+    owner: crate::domain::ids::WorkerId,
+    task: Claimed,
+) -> Grant {
+    let lease = GrantedLease {
+        task: task.task,
+        kind,
+        owner,
+        attempt: task.attempt,
+        seen: task.seen,
+        leased_at: task.leased_at,
+        lease_expires_at: task.lease_expires_at,
+        start_to_close_at: task.start_to_close_at,
+        heartbeat_due_at: task.heartbeat_due_at,
+    };
+    core.clock.observe(lease.leased_at);
+    core.leases.granted(&lease);
+    let ends = lease
+        .start_to_close_at
+        .into_iter()
+        .chain(lease.heartbeat_due_at)
+        .fold(lease.lease_expires_at, std::cmp::Ord::min);
+    core.alarms.lease_in(ends.millis_since(lease.leased_at));
+    if kind == TaskKind::Activity {
+        core.starts.note(&lease);
+    }
+    Grant::new(lease, core.releases.clone())
+}

@@ -1,0 +1,76 @@
+//! What can go wrong that is nobody's fault but ours or the database's.
+
+/// A failure of the server side. The caller may try again, except after [`Fault::Bug`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Fault {
+    /// Too much waits in front of the database; nothing was written.
+    #[error("the server is busy")]
+    Busy,
+    /// Others kept changing the same run; nothing was written.
+    #[error("the run is contended")]
+    Contended,
+    /// The database is out of reach; nothing was written.
+    #[error("the database is out of reach")]
+    Unavailable,
+    /// The connection broke during a write: it may or may not be durable.
+    #[error("the outcome of the write is unknown")]
+    Unknown,
+    /// A defect; the log has the cause.
+    #[error("internal error")]
+    Bug,
+}
+
+impl From<sqlx::Error> for Fault {
+    /// A read failed. Decoding failures are defects, everything else is the database being away.
+    fn from(error: sqlx::Error) -> Self {
+        match &error {
+            sqlx::Error::Decode(_)
+            | sqlx::Error::ColumnDecode { .. }
+            | sqlx::Error::ColumnNotFound(_)
+            | sqlx::Error::ColumnIndexOutOfBounds { .. }
+            | sqlx::Error::TypeNotFound { .. } => {
+                tracing::error!(error = %error, "store: stored data cannot be read");
+                Self::Bug
+            }
+            sqlx::Error::Database(database)
+                if database.code().is_some_and(|code| {
+                    // Syntax, data and constraint errors cannot be cured by trying again.
+                    ["42", "22", "23"].iter().any(|class| code.starts_with(class))
+                }) =>
+            {
+                tracing::error!(error = %error, "store: statement refused");
+                Self::Bug
+            }
+            _ => {
+                tracing::warn!(error = %error, "store: database out of reach");
+                Self::Unavailable
+            }
+        }
+    }
+}
+
+impl From<serde_json::Error> for Fault {
+    fn from(error: serde_json::Error) -> Self {
+        tracing::error!(error = %error, "history cannot be read or written as JSON");
+        Self::Bug
+    }
+}
+
+/// Why an input to a run had no effect.
+#[derive(Clone, Debug)]
+pub enum ApplyError {
+    /// There is no such run.
+    NoSuchRun,
+    /// The run refused it.
+    Refused(crate::domain::run::Refusal),
+    /// The run would have taken it, but a lease or a key that it relied on is not as claimed.
+    FenceLost,
+    /// The server could not.
+    Fault(Fault),
+}
+
+impl From<Fault> for ApplyError {
+    fn from(fault: Fault) -> Self {
+        Self::Fault(fault)
+    }
+}

@@ -1,0 +1,169 @@
+//! Hints to other nodes: gathered for a moment, sent as one notification.
+
+use std::collections::BTreeSet;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::Notify;
+
+use crate::domain::ids::{Namespace, WorkerId};
+use crate::domain::routing::TaskKind;
+use crate::matching::{QueueKey, WorkerKey};
+use crate::store::notify::MAX_NOTIFICATION;
+
+/// Hints that wait to be sent; what is over is found by the slow re-check.
+const PENDING_BOUND: usize = 10_000;
+const FIELD: char = '\u{1f}';
+const LINE: char = '\u{1e}';
+
+/// Something that other nodes may want to know.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Hint {
+    /// A queue has ready tasks.
+    Ready(QueueKey),
+    /// A worker's registration was written or removed.
+    Worker(WorkerKey),
+}
+
+/// Hints that wait to be sent.
+#[derive(Debug)]
+pub struct Hints {
+    node: String,
+    pending: Mutex<BTreeSet<String>>,
+    some: Notify,
+}
+
+impl Hints {
+    /// For a node of this name, which does not listen to itself.
+    pub fn new(node: String) -> Self {
+        Self {
+            node,
+            pending: Mutex::default(),
+            some: Notify::new(),
+        }
+    }
+
+    fn pending(&self) -> MutexGuard<'_, BTreeSet<String>> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn add(&self, line: String) {
+        let mut pending = self.pending();
+        if pending.len() < PENDING_BOUND {
+            pending.insert(line);
+            drop(pending);
+            self.some.notify_one();
+        }
+    }
+
+    /// A queue has ready tasks.
+    pub fn ready(&self, key: &QueueKey) {
+        self.add(format!(
+            "q{FIELD}{}{FIELD}{}{FIELD}{}",
+            key.kind.number(),
+            key.namespace,
+            key.queue
+        ));
+    }
+
+    /// A worker's registration was written or removed.
+    pub fn worker(&self, key: &WorkerKey) {
+        self.add(format!("w{FIELD}{}{FIELD}{}", key.namespace, key.worker));
+    }
+
+    /// Waits until there is something to say.
+    pub async fn wait(&self) {
+        while self.pending().is_empty() {
+            self.some.notified().await;
+        }
+    }
+
+    /// Takes what fits into one notification.
+    pub fn take(&self) -> Option<String> {
+        let mut pending = self.pending();
+        let mut text = self.node.clone();
+        let mut taken = false;
+        while let Some(line) = pending.first() {
+            if taken && text.len() + 1 + line.len() > MAX_NOTIFICATION {
+                break;
+            }
+            text.push(LINE);
+            text.push_str(line);
+            taken = true;
+            pending.pop_first();
+        }
+        taken.then_some(text)
+    }
+
+    /// Reads a notification; nothing if this node sent it.
+    pub fn read(&self, text: &str) -> Vec<Hint> {
+        let mut lines = text.split(LINE);
+        if lines.next() == Some(self.node.as_str()) {
+            return Vec::new();
+        }
+        lines.filter_map(read_line).collect()
+    }
+}
+
+fn read_line(line: &str) -> Option<Hint> {
+    let mut fields = line.split(FIELD);
+    match fields.next()? {
+        "q" => Some(Hint::Ready(QueueKey {
+            kind: TaskKind::from_number(fields.next()?.parse().ok()?)?,
+            namespace: Namespace::from(fields.next()?),
+            queue: fields.next()?.into(),
+        })),
+        "w" => Some(Hint::Worker(WorkerKey {
+            namespace: Namespace::from(fields.next()?),
+            worker: WorkerId::from(fields.next()?),
+        })),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hints_reach_other_nodes_and_not_the_sender() {
+        let sender = Hints::new("a".to_owned());
+        let receiver = Hints::new("b".to_owned());
+        let queue = QueueKey {
+            kind: TaskKind::Activity,
+            namespace: "default".into(),
+            queue: "emails".into(),
+        };
+        let worker = WorkerKey {
+            namespace: "default".into(),
+            worker: "w1".into(),
+        };
+        sender.ready(&queue);
+        sender.ready(&queue);
+        sender.worker(&worker);
+        let text = sender.take().unwrap_or_default();
+        assert_eq!(
+            receiver.read(&text),
+            [Hint::Ready(queue), Hint::Worker(worker)]
+        );
+        assert_eq!(sender.read(&text), []);
+        assert_eq!(sender.take(), None);
+    }
+
+    #[test]
+    fn a_notification_stays_within_its_bound() {
+        let hints = Hints::new("a".to_owned());
+        for n in 0..500 {
+            hints.ready(&QueueKey {
+                kind: TaskKind::Workflow,
+                namespace: "default".into(),
+                queue: format!("{n:0>200}").into(),
+            });
+        }
+        let mut seen = 0;
+        while let Some(text) = hints.take() {
+            assert!(text.len() <= MAX_NOTIFICATION, "{}", text.len());
+            seen += Hints::new("b".to_owned()).read(&text).len();
+        }
+        assert_eq!(seen, 500);
+    }
+}

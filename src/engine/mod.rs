@@ -1,0 +1,235 @@
+//! Use cases: load, ask the domain, commit, wake. Knows no transport and writes no SQL.
+
+mod alarms;
+mod claims;
+mod error;
+mod executions;
+mod hints;
+mod leases;
+mod leases_lost;
+mod polls;
+mod reads;
+mod renewals;
+mod reports;
+mod runs;
+mod starts;
+mod sweeps;
+mod workers;
+mod write;
+
+pub use error::{ApplyError, Fault};
+pub use executions::{Accepted, CommandError, CommandTarget, SignalCommand, StartError, Started};
+pub use hints::Hint;
+pub use polls::{
+    ActivityTaskView, Page, PollRefused, PollRequest, Polled, WorkflowTaskView,
+};
+pub use reads::{Export, NotFound, ReadError, RunView};
+pub use reports::{Heartbeat, Holder, RenewedLease, ReportRefused, Reported};
+pub use runs::Applied;
+pub use sweeps::Swept;
+pub use workers::RegisterError;
+
+use std::future::Future;
+use std::sync::{Arc, RwLock, Weak};
+
+use tokio::runtime::Handle;
+use tokio::sync::mpsc;
+
+use crate::clock::Clock;
+use crate::domain::ids::Namespace;
+use crate::domain::run;
+use crate::matching::{GrantedLease, QueueKey, Registry, Releases, Wakes};
+use crate::store::lane::Lanes;
+use crate::store::{Store, namespaces};
+
+/// What an operator may set.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// What decisions depend on.
+    pub run: run::Settings,
+    /// Seconds of silence after which a worker counts as gone.
+    pub stale_after_seconds: u64,
+    /// Polls that this node may hold.
+    pub max_parked_polls: usize,
+    /// Commit lanes.
+    pub lanes: usize,
+    /// Name of this node.
+    pub node: String,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            run: run::Settings::default(),
+            stale_after_seconds: 60,
+            max_parked_polls: 20_000,
+            lanes: 2,
+            node: "node".to_owned(),
+        }
+    }
+}
+
+/// Everything that use cases share.
+pub(crate) struct Core {
+    me: Weak<Core>,
+    runtime: Handle,
+    settings: Settings,
+    store: Store,
+    lanes: Lanes,
+    clock: Clock,
+    registry: Arc<Registry>,
+    wakes: Wakes,
+    hints: hints::Hints,
+    alarms: alarms::Alarms,
+    runs: runs::Runs,
+    leases: leases::Leases,
+    known: workers::Known,
+    renewals: renewals::Renewals,
+    starts: starts::Starts,
+    releases: Releases,
+    namespaces: RwLock<Arc<[String]>>,
+}
+
+/// The handle that transports and maintenance use.
+#[derive(Clone)]
+pub struct Engine {
+    core: Arc<Core>,
+}
+
+impl Engine {
+    /// Starts the engine on the current runtime, which must outlive it.
+    ///
+    /// # Errors
+    /// The database cannot be reached.
+    pub async fn start(store: Store, settings: Settings) -> Result<Self, Fault> {
+        let now = crate::store::now(&store.reads).await?;
+        let (starts, pending_starts) = starts::Starts::new();
+        let (releases, dropped) = Releases::new();
+        let names = namespaces::names(&store.reads).await?;
+        let lanes = Lanes::start(&store, settings.lanes);
+        let renewals = renewals::Renewals::start(store.hot.clone());
+        let core = Arc::new_cyclic(|me| Core {
+            me: Weak::clone(me),
+            runtime: Handle::current(),
+            hints: hints::Hints::new(settings.node.clone()),
+            settings,
+            lanes,
+            clock: Clock::new(now),
+            registry: Arc::default(),
+            wakes: Wakes::default(),
+            alarms: alarms::Alarms::default(),
+            runs: runs::Runs::default(),
+            leases: leases::Leases::default(),
+            known: workers::Known::default(),
+            renewals,
+            starts,
+            releases,
+            namespaces: RwLock::new(names.into()),
+            store,
+        });
+        tokio::spawn(starts::run(Arc::clone(&core), pending_starts));
+        tokio::spawn(give_back_dropped(Arc::clone(&core), dropped));
+        Ok(Self { core })
+    }
+
+    /// The clock of the database.
+    pub fn clock(&self) -> &Clock {
+        &self.core.clock
+    }
+
+    /// The settings it was started with.
+    pub fn settings(&self) -> &Settings {
+        &self.core.settings
+    }
+
+    /// Polls that wait on this node.
+    pub fn parked_polls(&self) -> usize {
+        self.core.registry.parked()
+    }
+
+    /// Answers every parked poll and takes no more.
+    pub fn end_polls(&self) {
+        self.core.registry.close();
+    }
+
+    /// Whether the database answers, and its schema is the one that this binary needs.
+    pub async fn database_is_ready(&self) -> bool {
+        crate::store::is_ready(&self.core.store.reads).await
+    }
+
+    /// Runs something to its end on the engine's runtime, whatever becomes of the caller.
+    async fn detached<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = T> + Send + 'static,
+    ) -> Result<T, Fault> {
+        self.core.runtime.spawn(work).await.map_err(|error| {
+            tracing::error!(error = %error, "a task of the engine stopped");
+            Fault::Bug
+        })
+    }
+
+    /// Whether a namespace exists. One that is not known is looked up.
+    ///
+    /// # Errors
+    /// [`Fault`].
+    pub async fn namespace_exists(&self, name: &Namespace) -> Result<bool, Fault> {
+        let known = |core: &Core| {
+            let names = core.namespaces.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+            names.iter().any(|known| known == name.as_str())
+        };
+        if known(&self.core) {
+            return Ok(true);
+        }
+        let names = namespaces::names(&self.core.store.reads).await?;
+        *self
+            .core
+            .namespaces
+            .write()
+            .unwrap_or_else(std::sync::PoisonError::into_inner) = names.into();
+        Ok(known(&self.core))
+    }
+}
+
+/// Gives leases back whose answer nobody received.
+async fn give_back_dropped(core: Arc<Core>, mut dropped: mpsc::Receiver<GrantedLease>) {
+    const BATCH: usize = 256;
+    let mut leases = Vec::new();
+    while dropped.recv_many(&mut leases, BATCH).await > 0 {
+        let lost: Vec<_> = leases
+            .iter()
+            .map(|lease| crate::store::lease::Lost {
+                task: lease.task,
+                owner: lease.owner.clone(),
+                attempt: lease.attempt,
+                delay_ms: 0,
+            })
+            .collect();
+        for lease in &leases {
+            core.leases.closed(lease.task);
+        }
+        let which = crate::store::lease::Which::Named;
+        match crate::store::lease::give_back(&core.store.hot, which, &lost).await {
+            Ok(places) => {
+                metrics::counter!("dw_polls_abandoned_total").increment(places.len() as u64);
+                for place in places {
+                    let Some(lease) = leases.get(place) else { continue };
+                    if let Some(key) = queue_of(&core, lease).await {
+                        core.hints.ready(&key);
+                        claims::ready(&core, &key);
+                    }
+                }
+            }
+            Err(error) => tracing::warn!(error = %error, "leases could not be given back"),
+        }
+        leases.clear();
+    }
+}
+
+async fn queue_of(core: &Arc<Core>, lease: &GrantedLease) -> Option<QueueKey> {
+    let row = crate::store::lease::read(&core.store.hot, lease.task).await.ok()??;
+    Some(QueueKey {
+        kind: row.kind,
+        namespace: row.namespace,
+        queue: row.queue,
+    })
+}

@@ -1,0 +1,374 @@
+//! Polls: a worker waits for a task of its queues, at most as long as it said.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::error::Fault;
+use super::{Engine, claims, runs};
+use crate::domain::ids::{AttemptId, Namespace, Part, TaskQueue, WorkerId, part_id};
+use crate::domain::routing::{Poller, Profile, TaskKind};
+use crate::domain::run::{Activity, RunState};
+use crate::domain::worker::{Registration, WorkerStatus};
+use crate::matching::{Ended, Grant, GrantedLease, QueueKey, WorkerKey};
+use crate::store::{claim, history};
+
+/// How long a poll whose time is up still waits for a task that is on its way to it.
+const ON_ITS_WAY: Duration = Duration::from_secs(3);
+
+/// What a worker asks for.
+#[derive(Clone, Debug)]
+pub struct PollRequest {
+    /// Workflow or activity tasks.
+    pub kind: TaskKind,
+    /// Namespace.
+    pub namespace: Namespace,
+    /// The worker.
+    pub worker_id: WorkerId,
+    /// Queues, in order of preference; at least one.
+    pub queues: Vec<TaskQueue>,
+    /// The build that the worker says it runs.
+    pub build_id: Option<Arc<str>>,
+    /// The worker's name for this poll.
+    pub poll_request_id: Option<Arc<str>>,
+    /// How long to wait; zero looks once.
+    pub wait: Duration,
+}
+
+/// How a poll ended.
+#[derive(Debug)]
+pub enum Polled {
+    /// With a task. It is given back unless the grant is marked as delivered.
+    Task(Box<Grant>),
+    /// Without one: nothing was there at once.
+    Empty,
+    /// Without one: the time is up.
+    TimedOut,
+    /// Without one: the server stops.
+    Shutdown,
+}
+
+/// Why a poll is refused.
+#[derive(Clone, Debug)]
+pub enum PollRefused {
+    /// The worker is not registered.
+    NotRegistered,
+    /// A queue is not one that the worker registered for.
+    QueueMismatch {
+        /// The queues it registered for.
+        registered: Vec<TaskQueue>,
+        /// The queue it asked for.
+        requested: TaskQueue,
+    },
+    /// The worker registered with another build.
+    BuildMismatch {
+        /// The build it registered with.
+        registered: Arc<str>,
+        /// The build it says it runs.
+        requested: Arc<str>,
+    },
+    /// The worker drains.
+    Draining(Arc<Registration>),
+    /// The registration has been silent for too long, or was replaced while the poll waited.
+    Stale,
+    /// The worker registered no types of this kind.
+    NoCapability,
+    /// The node holds as many polls as it may.
+    NoCapacity,
+    /// The server could not.
+    Fault(Fault),
+}
+
+impl From<Fault> for PollRefused {
+    fn from(fault: Fault) -> Self {
+        Self::Fault(fault)
+    }
+}
+
+impl Engine {
+    /// Waits for a task.
+    ///
+    /// # Errors
+    /// [`PollRefused`].
+    pub async fn poll(&self, request: PollRequest) -> Result<Polled, PollRefused> {
+        let worker = self
+            .worker(&request.namespace, &request.worker_id)
+            .await?
+            .ok_or(PollRefused::NotRegistered)?;
+        let profile = self.admit(&worker, &request)?;
+        self.poll_is_life(&worker).await?;
+        let keys: Vec<QueueKey> = request
+            .queues
+            .iter()
+            .map(|queue| QueueKey {
+                kind: request.kind,
+                namespace: request.namespace.clone(),
+                queue: queue.clone(),
+            })
+            .collect();
+        let poller = Poller {
+            owner: request.worker_id.clone(),
+            poll_request_id: request.poll_request_id.clone(),
+        };
+        if request.wait.is_zero() {
+            return self.look_once(&keys, profile, poller).await;
+        }
+        self.wait(&request, keys, profile, poller).await
+    }
+
+    /// The checks that every poll begins with, in the order of the contract.
+    fn admit(
+        &self,
+        worker: &Arc<Registration>,
+        request: &PollRequest,
+    ) -> Result<Profile, PollRefused> {
+        let said = &worker.description;
+        if let Some(other) = request.queues.iter().find(|queue| !said.queues.contains(queue)) {
+            return Err(PollRefused::QueueMismatch {
+                registered: said.queues.clone(),
+                requested: other.clone(),
+            });
+        }
+        if let (Some(registered), Some(requested)) = (&said.build_id, &request.build_id)
+            && registered != requested
+        {
+            return Err(PollRefused::BuildMismatch {
+                registered: Arc::clone(registered),
+                requested: Arc::clone(requested),
+            });
+        }
+        if worker.status == WorkerStatus::Draining {
+            return Err(PollRefused::Draining(Arc::clone(worker)));
+        }
+        if self.is_stale(worker) {
+            return Err(PollRefused::Stale);
+        }
+        let types = match request.kind {
+            TaskKind::Workflow => &said.workflow_types,
+            TaskKind::Activity => &said.activity_types,
+        };
+        if types.is_empty() {
+            return Err(PollRefused::NoCapability);
+        }
+        Ok(Profile {
+            types: Arc::clone(types),
+            build_id: said.build_id.clone(),
+            knows: i64::MAX,
+        })
+    }
+
+    async fn look_once(
+        &self,
+        keys: &[QueueKey],
+        profile: Profile,
+        poller: Poller,
+    ) -> Result<Polled, PollRefused> {
+        let core = Arc::clone(&self.core);
+        let keys = keys.to_vec();
+        // The claim may commit after the caller has gone; its task is then given back.
+        self.detached(async move {
+            for key in &keys {
+                let pollers = std::slice::from_ref(&poller);
+                let claimed = claim::claim(
+                    &core.store.hot,
+                    key.kind,
+                    &key.namespace,
+                    &key.queue,
+                    &profile,
+                    pollers,
+                )
+                .await
+                .map_err(Fault::from)?;
+                if let Some(task) = claimed.into_iter().next() {
+                    metrics::counter!("dw_claims_total", "kind" => key.kind.as_str()).increment(1);
+                    let grant = claims::grant(&core, key.kind, poller.owner.clone(), task);
+                    return Ok(Polled::Task(Box::new(grant)));
+                }
+            }
+            Ok(Polled::Empty)
+        })
+        .await?
+    }
+
+    async fn wait(
+        &self,
+        request: &PollRequest,
+        keys: Vec<QueueKey>,
+        profile: Profile,
+        poller: Poller,
+    ) -> Result<Polled, PollRefused> {
+        let core = &self.core;
+        if core.registry.parked() >= core.settings.max_parked_polls {
+            return Err(PollRefused::NoCapacity);
+        }
+        let worker = WorkerKey {
+            namespace: request.namespace.clone(),
+            worker: request.worker_id.clone(),
+        };
+        let parked = core
+            .registry
+            .park(keys.clone(), worker, profile, poller);
+        let Some(mut waiting) = parked else {
+            return Ok(Polled::Shutdown);
+        };
+        for key in &keys {
+            claims::look(core, key);
+        }
+        let deadline = Instant::now() + request.wait;
+        let word = tokio::select! {
+            biased;
+            word = &mut waiting.word => word,
+            () = tokio::time::sleep_until(deadline) => {
+                if waiting.guard.give_up() {
+                    return Ok(Polled::TimedOut);
+                }
+                match tokio::time::timeout(ON_ITS_WAY, &mut waiting.word).await {
+                    Ok(word) => word,
+                    Err(_) => return Ok(Polled::TimedOut),
+                }
+            }
+        };
+        match word {
+            Ok(Ok(grant)) => Ok(Polled::Task(Box::new(grant))),
+            Ok(Err(Ended::Shutdown)) | Err(_) => Ok(Polled::Shutdown),
+            Ok(Err(Ended::Superseded)) => Err(PollRefused::Stale),
+            Ok(Err(Ended::Draining)) => {
+                let worker = self.worker(&request.namespace, &request.worker_id).await?;
+                Err(worker.map_or(PollRefused::Stale, PollRefused::Draining))
+            }
+        }
+    }
+}
+
+/// A page of a run's history: events as they are stored, separated by commas, without brackets.
+#[derive(Clone, Debug, Default)]
+pub struct Page {
+    /// The events.
+    pub events: String,
+    /// How many.
+    pub count: u64,
+    /// Last event of the page, when more follow.
+    pub next_after: Option<u64>,
+}
+
+/// A workflow task as its worker is shown it.
+#[derive(Clone, Debug)]
+pub struct WorkflowTaskView {
+    /// The lease.
+    pub lease: GrantedLease,
+    /// The run.
+    pub state: Arc<RunState>,
+    /// Last event that the task shows.
+    pub seen: u64,
+    /// First page of its history.
+    pub page: Page,
+}
+
+/// An activity task as its worker is shown it.
+#[derive(Clone, Debug)]
+pub struct ActivityTaskView {
+    /// The lease.
+    pub lease: GrantedLease,
+    /// The run.
+    pub state: Arc<RunState>,
+    /// The activity.
+    pub activity: Arc<Activity>,
+}
+
+impl ActivityTaskView {
+    /// Id of the activity, the same over all attempts.
+    pub fn execution_id(&self) -> String {
+        part_id(self.state.id, Part::Activity, self.activity.no.into())
+    }
+
+    /// Id of the attempt.
+    pub fn attempt_id(&self) -> AttemptId {
+        AttemptId {
+            task: self.lease.task,
+            attempt: self.lease.attempt,
+        }
+    }
+}
+
+impl Engine {
+    /// What a granted workflow task shows. `None` when the run has closed since.
+    ///
+    /// # Errors
+    /// [`Fault`].
+    pub async fn workflow_task(
+        &self,
+        lease: &GrantedLease,
+        page_size: u64,
+    ) -> Result<Option<WorkflowTaskView>, Fault> {
+        let seen = lease.seen.unwrap_or(0);
+        let mut cached = runs::recent(&self.core, lease.task.run).await?;
+        if cached.as_ref().is_none_or(|cached| cached.state.last_event() < seen) {
+            cached = runs::newest(&self.core, lease.task.run).await?;
+        }
+        let Some(cached) = cached else { return Ok(None) };
+        if cached.state.workflow_task.as_ref().is_none_or(|task| task.no != lease.task.no) {
+            return Ok(None);
+        }
+        let page = self.page(&cached, 1, seen, page_size).await?;
+        Ok(Some(WorkflowTaskView {
+            lease: lease.clone(),
+            state: cached.state,
+            seen,
+            page,
+        }))
+    }
+
+    /// What a granted activity task shows. `None` when the activity has ended since.
+    ///
+    /// # Errors
+    /// [`Fault`].
+    pub async fn activity_task(
+        &self,
+        lease: &GrantedLease,
+    ) -> Result<Option<ActivityTaskView>, Fault> {
+        let find = |cached: &runs::Cached| cached.state.activities.get(&lease.task.no).cloned();
+        let mut cached = runs::recent(&self.core, lease.task.run).await?;
+        if cached.as_ref().and_then(find).is_none() {
+            cached = runs::newest(&self.core, lease.task.run).await?;
+        }
+        Ok(cached.and_then(|cached| {
+            let activity = find(&cached)?;
+            Some(ActivityTaskView {
+                lease: lease.clone(),
+                state: cached.state,
+                activity,
+            })
+        }))
+    }
+
+    /// The events `from..=to` of a run, at most `size` of them, from memory when they are there.
+    pub(super) async fn page(
+        &self,
+        cached: &runs::Cached,
+        from: u64,
+        to: u64,
+        size: u64,
+    ) -> Result<Page, Fault> {
+        if from > to {
+            return Ok(Page::default());
+        }
+        let last = to.min(from.saturating_add(size.max(1) - 1));
+        let (events, count) = match &cached.history {
+            Some(known) if cached.state.last_event() >= last => {
+                let mut events = String::new();
+                let mut count = 0;
+                for (first, end, text) in &known.batches {
+                    count += history::append(&mut events, *first, *end, text, from, last)?;
+                }
+                (events, count)
+            }
+            _ => history::range(&self.core.store.reads, cached.state.id, from, last).await?,
+        };
+        Ok(Page {
+            events,
+            count,
+            next_after: (last < to).then_some(last),
+        })
+    }
+}

@@ -1,0 +1,259 @@
+//! Work that is due without anybody asking: timers, deadlines, leases. Each pass is bounded, and safe
+//! on all nodes at once, because every write repeats its condition.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::error::{ApplyError, Fault};
+use super::executions::observe;
+use super::reports::last_beat;
+use super::{Core, Engine, Hint, claims, leases_lost, runs};
+use crate::domain::decision::{TimerKey, TimerKind};
+use crate::domain::ids::RunId;
+use crate::domain::routing::TaskKind;
+use crate::domain::run::{Input, ObservedLease, Overdue, OverdueKind, Refusal};
+use crate::matching::Ended;
+use crate::store::lease::{self, OverdueRow, Which};
+use crate::store::{notify, timers};
+
+/// Rows that one pass takes.
+const BATCH: i64 = 1_000;
+/// Tries when a run's task changes hands while its deadline is applied.
+const TRIES: usize = 4;
+
+/// What a pass did.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Swept {
+    /// Rows that were due.
+    pub found: usize,
+    /// Milliseconds until the next one is, if that is known.
+    pub next_ms: Option<u64>,
+}
+
+impl Swept {
+    /// There may be more: the pass was full.
+    pub fn is_full(&self) -> bool {
+        i64::try_from(self.found).unwrap_or(i64::MAX) >= BATCH
+    }
+}
+
+impl Engine {
+    /// Fires timers that are due.
+    ///
+    /// # Errors
+    /// [`Fault`].
+    pub async fn fire_timers(&self) -> Result<Swept, Fault> {
+        let core = &self.core;
+        let look = timers::look(&core.store.hot, BATCH).await?;
+        core.clock.observe(look.at);
+        let found = look.due.len();
+        let mut by_run: BTreeMap<RunId, Vec<TimerKey>> = BTreeMap::new();
+        for due in look.due {
+            by_run.entry(due.run).or_default().push(due.key);
+        }
+        let mut firing = tokio::task::JoinSet::new();
+        for (run, keys) in by_run {
+            let core = Arc::clone(core);
+            firing.spawn_on(
+                async move { fire(&core, run, keys).await },
+                &self.core.runtime,
+            );
+        }
+        while firing.join_next().await.is_some() {}
+        if found > 0 {
+            metrics::counter!("dw_timers_fired_total").increment(found as u64);
+        }
+        Ok(Swept {
+            found,
+            next_ms: look.next_ms,
+        })
+    }
+
+    /// Ends leases and attempts that have run out.
+    ///
+    /// # Errors
+    /// [`Fault`].
+    pub async fn end_leases(&self) -> Result<Swept, Fault> {
+        let core = &self.core;
+        let look = lease::look(&core.store.hot, BATCH).await?;
+        core.clock.observe(look.at);
+        let found = look.overdue.len();
+        let mut expired = Vec::new();
+        for overdue in look.overdue {
+            let late = overdue.heartbeat || overdue.start_to_close;
+            if overdue.row.kind == TaskKind::Activity && late {
+                time_out(core, overdue);
+            } else {
+                expired.push(overdue.row);
+            }
+        }
+        if !expired.is_empty() {
+            metrics::counter!("dw_lease_expiries_total").increment(expired.len() as u64);
+            leases_lost::give_back(core, expired, Which::RunOut).await?;
+        }
+        Ok(Swept {
+            found,
+            next_ms: look.next_ms.filter(|ms| *ms > 0),
+        })
+    }
+
+    /// Gives back what workers hold that are gone or silent.
+    ///
+    /// # Errors
+    /// [`Fault`].
+    pub async fn give_back_from_absent(&self) -> Result<Swept, Fault> {
+        let core = &self.core;
+        let rows =
+            lease::of_absent_holders(&core.store.hot, core.settings.stale_after_seconds, BATCH)
+                .await?;
+        let found = rows.len();
+        if found > 0 {
+            leases_lost::give_back(core, rows, Which::Named).await?;
+        }
+        Ok(Swept {
+            found,
+            next_ms: None,
+        })
+    }
+
+    /// Waits for the next timer that this node knows of, at most `longest`.
+    pub async fn timer_alarm(&self, longest: Duration) {
+        self.core.alarms.timers.wait(longest).await;
+    }
+
+    /// Waits for the next end of a lease that this node knows of, at most `longest`.
+    pub async fn lease_alarm(&self, longest: Duration) {
+        self.core.alarms.leases.wait(longest).await;
+    }
+
+    /// Waits until tasks become ready that were opened for later, and looks at their queues.
+    pub async fn wake_queues(&self) {
+        for key in self.core.wakes.next().await {
+            claims::ready(&self.core, &key);
+        }
+    }
+
+    /// Looks at the queues whose slow re-check is due.
+    pub fn recheck_queues(&self) {
+        for key in self.core.registry.due_for_recheck() {
+            claims::start(&self.core, key);
+        }
+    }
+
+    /// Waits until there is something to tell the other nodes.
+    pub async fn hints_waiting(&self) {
+        self.core.hints.wait().await;
+    }
+
+    /// Tells the other nodes what they may want to know.
+    ///
+    /// # Errors
+    /// [`Fault`]; the hints are lost, which costs time and nothing else.
+    pub async fn send_hints(&self) -> Result<(), Fault> {
+        while let Some(text) = self.core.hints.take() {
+            notify::send(&self.core.store.hot, &text).await?;
+        }
+        Ok(())
+    }
+
+    /// Opens the connection on which other nodes are heard.
+    ///
+    /// # Errors
+    /// [`Fault`].
+    pub async fn ear(&self) -> Result<notify::Ear, Fault> {
+        Ok(notify::Ear::open(&self.core.store).await?)
+    }
+
+    /// Acts on what was heard.
+    pub fn heed(&self, heard: &notify::Heard) {
+        match heard {
+            notify::Heard::Gap => {
+                self.core.known.forget_all();
+                for key in self.core.registry.all_backlog() {
+                    claims::start(&self.core, key);
+                }
+            }
+            notify::Heard::Hint(text) => {
+                for hint in self.core.hints.read(text) {
+                    match hint {
+                        Hint::Ready(key) => claims::ready(&self.core, &key),
+                        Hint::Worker(key) => {
+                            self.core.known.forget(&key);
+                            self.core.registry.end_worker(&key, Ended::Superseded);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Applies the due timers of one run, together if that works.
+async fn fire(core: &Arc<Core>, run: RunId, keys: Vec<TimerKey>) {
+    let mut lease = ObservedLease::Unknown;
+    for _ in 0..TRIES {
+        let input = Input::TimersDue {
+            keys: keys.clone(),
+            lease: lease.clone(),
+        };
+        match runs::apply(core, run, input).await {
+            Ok(_) => return,
+            Err(ApplyError::Refused(Refusal::LeaseNeeded)) => match observe(core, run).await {
+                Ok(observed) => lease = observed,
+                Err(_) => return,
+            },
+            Err(ApplyError::NoSuchRun) => return discard(core, run, &keys, |_| true).await,
+            Err(ApplyError::Refused(Refusal::NothingToDo)) => {
+                let Ok(Some(cached)) = runs::newest(core, run).await else { return };
+                return discard(core, run, &keys, |key| !cached.state.expects(key)).await;
+            }
+            Err(ApplyError::FenceLost) if keys.len() > 1 => {
+                for key in keys {
+                    Box::pin(fire(core, run, vec![key])).await;
+                }
+                return;
+            }
+            Err(ApplyError::FenceLost) if keys[0].kind == TimerKind::ScheduleToStart => {
+                // Somebody has taken the task: it was started in time.
+                return discard(core, run, &keys, |_| true).await;
+            }
+            Err(ApplyError::FenceLost) => lease = ObservedLease::Unknown,
+            // The row stays, and the next pass tries again.
+            Err(ApplyError::Refused(_) | ApplyError::Fault(_)) => return,
+        }
+    }
+}
+
+/// Removes rows that nobody needs.
+async fn discard(core: &Core, run: RunId, keys: &[TimerKey], useless: impl Fn(TimerKey) -> bool) {
+    for key in keys {
+        if useless(*key) {
+            let due = timers::Due { run, key: *key };
+            if let Err(error) = timers::discard(&core.store.hot, due).await {
+                tracing::warn!(error = %error, "a settled timer could not be removed");
+            }
+        }
+    }
+}
+
+fn time_out(core: &Arc<Core>, overdue: OverdueRow) {
+    let Some(owner) = overdue.row.owner.clone() else { return };
+    let task = overdue.row.task;
+    let input = Input::Overdue(Overdue {
+        no: task.no,
+        attempt: overdue.row.attempt,
+        owner,
+        kind: if overdue.heartbeat {
+            OverdueKind::Heartbeat
+        } else {
+            OverdueKind::StartToClose
+        },
+        beat: last_beat(&overdue.row),
+    });
+    let core = Arc::clone(core);
+    core.clone().runtime.spawn(async move {
+        // Refused means that it was reported or renewed after all; faults are met again by the next pass.
+        let _ = runs::apply(&core, task.run, input).await;
+    });
+}

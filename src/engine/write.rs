@@ -1,0 +1,190 @@
+//! From a decision to what is durable: waiting polls are spoken for, the commit is made, and what it
+//! opened is given out.
+
+use std::time::Duration;
+
+use super::{Core, claims};
+use super::error::Fault;
+use crate::domain::decision::{Decision, FIRST_ATTEMPT, HandOff, TaskEffect, TimerEffect};
+use crate::domain::ids::{TaskId, TaskNo};
+use crate::domain::routing::TaskKind;
+use crate::domain::time::Timestamp;
+use crate::matching::{Grant, GrantedLease, QueueKey, Reserved};
+use crate::store::commit::Outcome;
+use crate::store::item::Item;
+
+/// What became of a decision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Written {
+    /// It is durable, since this time of the database.
+    Committed(Timestamp),
+    /// A fence did not hold.
+    Refused,
+}
+
+/// A poll that an opened task was promised to.
+struct Promise {
+    poll: Reserved,
+    key: QueueKey,
+    task: TaskId,
+}
+
+/// Makes a decision durable and gives out what it opened.
+///
+/// Must run to its end once begun: it is called from tasks of the engine, never from a request.
+pub(super) async fn write(core: &Core, decision: &mut Decision) -> Result<Written, Fault> {
+    let now = core.clock.now();
+    let promises = promise(core, decision, now);
+    let written = match Item::new(decision) {
+        Err(error) => Err(error.into()),
+        Ok(item) => match core.lanes.commit(item).await {
+            Err(crate::store::lane::Busy) => Err(Fault::Busy),
+            Ok(Outcome::Committed(at)) => Ok(Written::Committed(at)),
+            Ok(Outcome::Refused) => Ok(Written::Refused),
+            Ok(Outcome::Failed) => Err(Fault::Bug),
+            Ok(Outcome::Unreached) => Err(Fault::Unavailable),
+            Ok(Outcome::Unknown) => Err(Fault::Unknown),
+        },
+    };
+    let label = match written {
+        Ok(Written::Committed(_)) => "committed",
+        Ok(Written::Refused) => "refused",
+        Err(_) => "failed",
+    };
+    metrics::counter!("dw_commits_total", "outcome" => label).increment(1);
+    match written {
+        Ok(Written::Committed(at)) => {
+            core.clock.observe(at);
+            keep(core, decision, promises, at);
+            announce(core, decision, at);
+        }
+        _ => {
+            for promise in promises {
+                core.registry.put_back(promise.poll);
+                // A hint may have come while nobody seemed to wait.
+                claims::look(core, &promise.key);
+            }
+        }
+    }
+    written
+}
+
+/// Speaks for a waiting poll for each task that is opened ready.
+fn promise(core: &Core, decision: &mut Decision, now: Timestamp) -> Vec<Promise> {
+    let mut promises = Vec::new();
+    for write in decision.writes_mut() {
+        let opened: Vec<TaskNo> = write
+            .opened()
+            .filter(|(_, task)| task.available_at <= now)
+            .map(|(no, _)| no)
+            .collect();
+        for no in opened {
+            let Some(task) = write.effects.opened_mut(no) else { continue };
+            let Some(poll) = core.registry.reserve(&task.routing) else { continue };
+            let key = QueueKey::from(&task.routing);
+            let to = HandOff {
+                owner: poll.poller().owner.clone(),
+                poll_request_id: poll.poller().poll_request_id.clone(),
+            };
+            let task = TaskId {
+                run: write.next.id,
+                no,
+            };
+            write.hand_over(no, to, now);
+            promises.push(Promise { poll, key, task });
+        }
+    }
+    promises
+}
+
+/// Keeps the promises of a commit.
+fn keep(core: &Core, decision: &Decision, promises: Vec<Promise>, at: Timestamp) {
+    for Promise { poll, task, .. } in promises {
+        let write = decision.writes().find(|write| write.next.id == task.run);
+        let Some((next, row)) = write.and_then(|write| {
+            let (_, row) = write.opened().find(|(no, _)| *no == task.no)?;
+            Some((&write.next, row))
+        }) else {
+            continue;
+        };
+        let lease = GrantedLease {
+            task,
+            kind: row.routing.kind,
+            owner: poll.poller().owner.clone(),
+            attempt: FIRST_ATTEMPT,
+            seen: (row.routing.kind == TaskKind::Workflow).then(|| next.last_event()),
+            leased_at: at,
+            lease_expires_at: at.plus_millis(row.lease_ms),
+            start_to_close_at: row.start_to_close_ms.map(|ms| at.plus_millis(ms)),
+            heartbeat_due_at: row.heartbeat_ms.map(|ms| at.plus_millis(ms)),
+        };
+        core.leases.granted(&lease);
+        metrics::counter!("dw_handoffs_total", "kind" => lease.kind.as_str()).increment(1);
+        poll.give(Grant::new(lease, core.releases.clone()));
+    }
+}
+
+/// Tells whoever may take it of what became ready, here and on other nodes, and maintenance of the
+/// next deadline.
+fn announce(core: &Core, decision: &Decision, at: Timestamp) {
+    for write in decision.writes() {
+        for effect in write.effects.timers().values() {
+            if let TimerEffect::Set(due) = effect {
+                core.alarms.timer_in(due.millis_since(at));
+            }
+        }
+        for (no, effect) in write.effects.tasks() {
+            match effect {
+                TaskEffect::Close => core.leases.closed(TaskId {
+                    run: write.next.id,
+                    no: *no,
+                }),
+                TaskEffect::Again { available_at } => {
+                    if let Some(key) = queue_of(&write.next, *no) {
+                        ready_at(core, &key, *available_at, at);
+                    }
+                }
+                TaskEffect::Open(task) => match &task.handed_to {
+                    Some(_) => core.alarms.lease_in(
+                        task.start_to_close_ms
+                            .into_iter()
+                            .chain(task.heartbeat_ms)
+                            .fold(task.lease_ms, u64::min),
+                    ),
+                    None => ready_at(core, &QueueKey::from(&task.routing), task.available_at, at),
+                },
+            }
+        }
+    }
+}
+
+fn ready_at(core: &Core, key: &QueueKey, available_at: Timestamp, at: Timestamp) {
+    if available_at <= at {
+        core.hints.ready(key);
+        claims::ready(core, key);
+    } else {
+        core.wakes
+            .set(key, Duration::from_millis(available_at.millis_since(at) + 1));
+    }
+}
+
+/// The queue of a task that the run still has open.
+fn queue_of(state: &crate::domain::run::RunState, no: TaskNo) -> Option<QueueKey> {
+    let begun = &state.begun;
+    if let Some(activity) = state.activities.get(&no) {
+        return Some(QueueKey {
+            kind: TaskKind::Activity,
+            namespace: begun.namespace.clone(),
+            queue: activity.queue.clone(),
+        });
+    }
+    state
+        .workflow_task
+        .as_ref()
+        .filter(|task| task.no == no)
+        .map(|_| QueueKey {
+            kind: TaskKind::Workflow,
+            namespace: begun.namespace.clone(),
+            queue: begun.queue.clone(),
+        })
+}
