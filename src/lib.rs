@@ -4,4 +4,5 @@ pub mod clock;
 pub mod domain;
 pub mod matching;
 pub mod payload;
+pub mod protocol;
 pub mod store;
