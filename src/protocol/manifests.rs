@@ -18,8 +18,8 @@ use super::version::Advertised;
 
 pub use control_plane::{CONTROL_PLANE_HEADER, CONTROL_PLANE_VERSION};
 pub use facts::{
-    FLEET_ROWS, FleetScope, FleetWorker, HealthCheck, Limits, RepairCandidates, RepairPolicy,
-    RepairScope, TaskRepair, WorkerFleet,
+    AnnouncedLimits, FLEET_ROWS, FleetScope, FleetWorker, HealthCheck, RepairCandidates,
+    RepairPolicy, RepairScope, TaskRepair, WorkerFleet,
 };
 
 /// Everything the document is made of. Borrowed, since it is read once per request and the caller
@@ -39,7 +39,7 @@ pub struct ClusterFacts<'a> {
     /// The numbers workers are told.
     pub timing: &'a Timing,
     /// The limits this server enforces.
-    pub limits: &'a Limits,
+    pub limits: &'a AnnouncedLimits,
     /// Workers of the namespace the request resolved to.
     pub worker_fleet: &'a WorkerFleet,
     /// What maintenance has to repair.

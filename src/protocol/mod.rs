@@ -13,7 +13,7 @@ pub use capabilities::{Timing, server_capabilities};
 pub use envelope::{EnvelopeBytes, EnvelopeError};
 pub use feature::{Feature, Negotiated};
 pub use manifests::{
-    CONTROL_PLANE_HEADER, CONTROL_PLANE_VERSION, ClusterFacts, Limits, cluster_info,
+    AnnouncedLimits, CONTROL_PLANE_HEADER, CONTROL_PLANE_VERSION, ClusterFacts, cluster_info,
 };
 pub use reason::Reason;
 pub use support::Supported;

@@ -10,7 +10,7 @@ pub const FLEET_ROWS: usize = 100;
 /// Every size and count limit that clients are told, each in one place only. The defaults are the
 /// contract's. Zero switches a structural count off; sizes are at least 1.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct AnnouncedLimits {
     /// Bytes of one payload's blob.
     pub payload_bytes: u64,
     /// Bytes of an encoded memo.
@@ -43,7 +43,7 @@ pub struct Limits {
     pub warning_percent: u64,
 }
 
-impl Default for Limits {
+impl Default for AnnouncedLimits {
     fn default() -> Self {
         Self {
             payload_bytes: 2_097_152,
@@ -65,7 +65,7 @@ impl Default for Limits {
     }
 }
 
-impl Limits {
+impl AnnouncedLimits {
     /// The `limits` object: what a single request may hold.
     pub(super) fn requests(&self) -> Value {
         json!({

@@ -18,7 +18,7 @@ fn info_with(
         advertised: &version.parse().unwrap(),
         supported: &supported,
         timing: &Timing::default(),
-        limits: &Limits::default(),
+        limits: &AnnouncedLimits::default(),
         worker_fleet: fleet,
         task_repair: &TaskRepair::default(),
         checks,
