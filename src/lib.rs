@@ -5,4 +5,5 @@ pub mod domain;
 pub mod engine;
 pub mod matching;
 pub mod payload;
+pub mod protocol;
 pub mod store;

@@ -1,5 +1,5 @@
 //! Payload envelopes: `{"codec": "avro", "blob": "…"}` as a cheap value, read from every form a
-//! request may use. Blobs are opaque here; [`avro`] makes and shows them where the server must.
+//! request may use. Blobs are opaque here; `avro` makes and shows them where the server must.
 
 pub mod avro;
 #[cfg(test)]

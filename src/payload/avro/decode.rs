@@ -37,8 +37,8 @@ pub enum DecodeError {
 
 /// Decodes a blob of at most `max_bytes` bytes (before base64) for display.
 ///
-/// A shown value takes up to about forty times the memory of its bytes (a list of nulls has one
-/// byte per item), which is what the caller limits with `max_bytes`.
+/// A shown value can take some sixty times the memory of its bytes (a list of nulls has one byte
+/// per item), which is what the caller limits with `max_bytes`.
 ///
 /// # Errors
 ///
