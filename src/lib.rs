@@ -1,9 +1,13 @@
 //! Leasehold: a self-hosted, durable worker-plane server.
 
+pub mod auth;
 pub mod clock;
+pub mod config;
 pub mod domain;
 pub mod engine;
 pub mod matching;
 pub mod payload;
 pub mod protocol;
 pub mod store;
+pub mod telemetry;
+pub mod transport;

@@ -1,11 +1,13 @@
 //! The protocols as such: versions and their negotiation, features, what this build announces,
 //! refusal codes and the envelope around worker answers. Imports nothing of ours and does no I/O.
 
+pub mod budget;
 pub mod capabilities;
 pub mod envelope;
 pub mod feature;
 pub mod manifests;
 pub mod reason;
+pub mod replay;
 pub mod support;
 pub mod version;
 

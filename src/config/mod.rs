@@ -1,0 +1,382 @@
+//! Settings: what an operator may set, from where, and what is checked before anything starts.
+//!
+//! A flag wins over the environment, the environment over the file, the file over the default.
+
+mod secret;
+
+pub use secret::Secret;
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::Path;
+
+use figment::providers::{Env, Format, Serialized, Toml};
+use figment::{Figment, Profile, Source};
+use serde::{Deserialize, Serialize};
+
+/// All settings.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Settings {
+    /// Address to listen on.
+    pub listen: String,
+    /// Worker protocol version that is advertised, `1.N`.
+    pub worker_protocol: String,
+    /// Namespace of requests that name none.
+    pub default_namespace: String,
+    /// Name of this node; empty for the host name.
+    pub server_id: String,
+    /// Who may call.
+    pub auth: Auth,
+    /// The database.
+    pub database: Database,
+    /// Long polls.
+    pub long_poll: LongPoll,
+    /// Workers.
+    pub workers: Workers,
+    /// Leases.
+    pub leases: Leases,
+    /// History pages.
+    pub history: History,
+    /// Requests.
+    pub http: Http,
+    /// Stopping.
+    pub shutdown: Shutdown,
+    /// Logs.
+    pub log: Log,
+}
+
+/// Who may call.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Auth {
+    /// One token with full access; without it only loopback is served.
+    pub token: Option<Secret>,
+    /// Serve without a token beyond loopback.
+    pub insecure_no_auth: bool,
+}
+
+/// The database.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Database {
+    /// `postgres://user:password@host:port/database`.
+    pub url: Option<Secret>,
+    /// Connections for callers' reads.
+    pub read_connections: u32,
+    /// Connections for claims, heartbeats and sweeps.
+    pub hot_connections: u32,
+    /// Commit lanes, each with a connection of its own.
+    pub commit_lanes: u32,
+    /// Bring the schema up to date at start.
+    pub migrate: bool,
+}
+
+/// Long polls.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LongPoll {
+    /// Seconds that a poll which names no wait is held.
+    pub default_seconds: u64,
+    /// Polls that a node holds.
+    pub max_parked: usize,
+}
+
+/// Longest wait of a poll, in seconds; fixed by the contract.
+pub const MAX_POLL_SECONDS: u64 = 60;
+
+/// Workers.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Workers {
+    /// Seconds between heartbeats, as workers are told.
+    pub heartbeat_interval_seconds: u64,
+    /// Seconds of silence after which a worker counts as gone.
+    pub stale_after_seconds: u64,
+}
+
+/// Leases.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Leases {
+    /// Seconds of a workflow-task lease.
+    pub workflow_task_seconds: u64,
+    /// Seconds of an activity lease whose attempt has no longer limit.
+    pub activity_seconds: u64,
+}
+
+/// History pages.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct History {
+    /// Events of a page that names no size.
+    pub page_size_default: u32,
+    /// Events of the largest page.
+    pub page_size_max: u32,
+}
+
+/// Requests.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Http {
+    /// Bytes of the largest body.
+    pub max_body_bytes: usize,
+    /// Threads that serve requests; 0 for one per core.
+    pub threads: usize,
+}
+
+/// Stopping.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Shutdown {
+    /// Seconds that running requests are given.
+    pub grace_seconds: u64,
+}
+
+/// Logs.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Log {
+    /// `text` or `json`.
+    pub format: String,
+    /// Directives such as `info` or `leasehold=debug`.
+    pub filter: String,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            listen: "127.0.0.1:8080".to_owned(),
+            worker_protocol: "1.13".to_owned(),
+            default_namespace: "default".to_owned(),
+            server_id: String::new(),
+            auth: Auth::default(),
+            database: Database {
+                url: None,
+                read_connections: 8,
+                hot_connections: 6,
+                commit_lanes: 2,
+                migrate: true,
+            },
+            long_poll: LongPoll {
+                default_seconds: 30,
+                max_parked: 20_000,
+            },
+            workers: Workers {
+                heartbeat_interval_seconds: 10,
+                stale_after_seconds: 60,
+            },
+            leases: Leases {
+                workflow_task_seconds: 30,
+                activity_seconds: 300,
+            },
+            history: History {
+                page_size_default: 500,
+                page_size_max: 1_000,
+            },
+            http: Http {
+                max_body_bytes: 3 << 20,
+                threads: 0,
+            },
+            shutdown: Shutdown { grace_seconds: 8 },
+            log: Log {
+                format: "text".to_owned(),
+                filter: "info".to_owned(),
+            },
+        }
+    }
+}
+
+/// Names from the environment that stand for a setting each, beside `DW_<SECTION>__<KEY>`.
+const ALIASES: &[(&str, &str)] = &[
+    ("DATABASE_URL", "database.url"),
+    ("DW_AUTH_TOKEN", "auth.token"),
+    ("DW_LISTEN", "listen"),
+    ("DW_WORKER_PROTOCOL_VERSION", "worker_protocol"),
+    ("DW_DEFAULT_NAMESPACE", "default_namespace"),
+    ("DW_SERVER_ID", "server_id"),
+    ("DW_WORKER_POLL_TIMEOUT", "long_poll.default_seconds"),
+    ("DW_WORKER_STALE_AFTER_SECONDS", "workers.stale_after_seconds"),
+    ("DW_WORKER_HEARTBEAT_INTERVAL_SECONDS", "workers.heartbeat_interval_seconds"),
+    ("DW_WORKFLOW_TASK_TIMEOUT", "leases.workflow_task_seconds"),
+    ("DW_ACTIVITY_TASK_TIMEOUT", "leases.activity_seconds"),
+    ("RUST_LOG", "log.filter"),
+];
+
+/// The settings do not make sense.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// A value cannot be read; says which key and where it came from.
+    #[error("configuration: {0}")]
+    Unreadable(Box<figment::Error>),
+    /// A value is not possible.
+    #[error("configuration: {key}: {problem}")]
+    Impossible {
+        /// The setting.
+        key: &'static str,
+        /// What is wrong with it, and what to do.
+        problem: String,
+    },
+}
+
+/// Settings and where each came from.
+#[derive(Clone, Debug)]
+pub struct Loaded {
+    /// The settings.
+    pub settings: Settings,
+    figment: Figment,
+}
+
+/// Values from the command line, by key.
+pub type Flags = BTreeMap<&'static str, String>;
+
+/// Reads all settings.
+///
+/// # Errors
+/// [`ConfigError`] names the key and its source.
+pub fn load(flags: &Flags) -> Result<Loaded, ConfigError> {
+    let mut figment = Figment::from(Serialized::defaults(Settings::default()));
+    let file = std::env::var("DW_CONFIG").unwrap_or_else(|_| "config/local.toml".to_owned());
+    if Path::new(&file).exists() || std::env::var_os("DW_CONFIG").is_some() {
+        figment = figment.merge(Toml::file_exact(file));
+    }
+    if let Ok(port) = std::env::var("PORT") {
+        // Hosting platforms set PORT alone and expect every address.
+        figment = figment.merge(Serialized::default("listen", format!("0.0.0.0:{port}")));
+    }
+    figment = figment.merge(
+        Env::prefixed("DW_")
+            .filter(|key| key.as_str().contains("__"))
+            .split("__"),
+    );
+    for (name, key) in ALIASES {
+        if std::env::var_os(name).is_some() {
+            let (name, key) = (*name, *key);
+            figment = figment.merge(Env::raw().only(&[name]).map(move |_| key.into()).split("."));
+        }
+    }
+    for (key, value) in flags {
+        figment = figment.merge(Serialized::default(key, value).profile(Profile::Default));
+    }
+    let settings: Settings = figment
+        .extract()
+        .map_err(|error| ConfigError::Unreadable(Box::new(error)))?;
+    check(&settings)?;
+    Ok(Loaded { settings, figment })
+}
+
+impl Loaded {
+    /// Where a setting came from, in words.
+    pub fn source(&self, key: &str) -> String {
+        let Some(metadata) = self.figment.find_metadata(key) else {
+            return "default".to_owned();
+        };
+        match &metadata.source {
+            Some(Source::File(path)) => path.display().to_string(),
+            _ if metadata.name.contains("environment") => "environment".to_owned(),
+            _ => "default or flag".to_owned(),
+        }
+    }
+}
+
+impl Settings {
+    /// The address to listen on.
+    ///
+    /// # Errors
+    /// It is not an address.
+    pub fn address(&self) -> Result<SocketAddr, ConfigError> {
+        self.listen.parse().map_err(|_| ConfigError::Impossible {
+            key: "listen",
+            problem: format!("{:?} is not an address such as 127.0.0.1:8080", self.listen),
+        })
+    }
+}
+
+fn check(settings: &Settings) -> Result<(), ConfigError> {
+    let address = settings.address()?;
+    let impossible = |key, problem: String| Err(ConfigError::Impossible { key, problem });
+    match &settings.auth.token {
+        Some(token) if token.reveal().is_empty() => {
+            return impossible("auth.token", "the token is empty; leave it out or set one".to_owned());
+        }
+        None if !address.ip().is_loopback() && !settings.auth.insecure_no_auth => {
+            return impossible(
+                "listen",
+                format!(
+                    "{address} can be reached from other machines, and no token is set. Set DW_AUTH_TOKEN, \
+                     listen on 127.0.0.1, or pass --insecure-no-auth"
+                ),
+            );
+        }
+        _ => {}
+    }
+    let positive: [(&'static str, u64); 9] = [
+        ("long_poll.default_seconds", settings.long_poll.default_seconds),
+        ("workers.heartbeat_interval_seconds", settings.workers.heartbeat_interval_seconds),
+        ("workers.stale_after_seconds", settings.workers.stale_after_seconds),
+        ("leases.workflow_task_seconds", settings.leases.workflow_task_seconds),
+        ("leases.activity_seconds", settings.leases.activity_seconds),
+        ("history.page_size_default", settings.history.page_size_default.into()),
+        ("database.read_connections", settings.database.read_connections.into()),
+        ("database.hot_connections", settings.database.hot_connections.into()),
+        ("database.commit_lanes", settings.database.commit_lanes.into()),
+    ];
+    for (key, value) in positive {
+        if value == 0 {
+            return impossible(key, "must be at least 1".to_owned());
+        }
+    }
+    if settings.long_poll.default_seconds > MAX_POLL_SECONDS {
+        return impossible("long_poll.default_seconds", format!("must be at most {MAX_POLL_SECONDS}"));
+    }
+    if settings.history.page_size_default > settings.history.page_size_max {
+        return impossible("history.page_size_default", "is larger than page_size_max".to_owned());
+    }
+    if settings.default_namespace.is_empty()
+        || settings.default_namespace != settings.default_namespace.to_lowercase()
+    {
+        return impossible("default_namespace", "must be lower case and not empty".to_owned());
+    }
+    if !matches!(settings.log.format.as_str(), "text" | "json") {
+        return impossible("log.format", "must be text or json".to_owned());
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_defaults_make_sense() -> Result<(), ConfigError> {
+        check(&Settings::default())
+    }
+
+    #[test]
+    fn beyond_loopback_a_token_is_needed() {
+        let mut settings = Settings {
+            listen: "0.0.0.0:8080".to_owned(),
+            ..Settings::default()
+        };
+        let refused = check(&settings).map_err(|error| error.to_string()).err();
+        assert!(refused.is_some_and(|why| why.contains("DW_AUTH_TOKEN")));
+        settings.auth.insecure_no_auth = true;
+        assert!(check(&settings).is_ok());
+        settings.auth.insecure_no_auth = false;
+        settings.auth.token = Some(Secret::new("long-enough"));
+        assert!(check(&settings).is_ok());
+    }
+
+    #[test]
+    fn secrets_do_not_print() {
+        let settings = Settings {
+            auth: Auth {
+                token: Some(Secret::new("hunter2")),
+                insecure_no_auth: false,
+            },
+            ..Settings::default()
+        };
+        let shown = format!("{settings:?} {}", serde_json::to_string(&settings).unwrap_or_default());
+        assert!(!shown.contains("hunter2"), "{shown}");
+    }
+}

@@ -1,0 +1,101 @@
+//! What every handler of this server shares: built once, cloned cheaply.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use metrics_exporter_prometheus::PrometheusHandle;
+
+use crate::auth::Gate;
+use crate::config::Settings;
+use crate::engine::Engine;
+use crate::protocol::capabilities::{Timing, server_capabilities};
+use crate::protocol::envelope::EnvelopeBytes;
+use crate::protocol::support::Supported;
+use crate::protocol::version::Advertised;
+
+use super::routes::RouteTable;
+
+/// The state behind all handlers.
+pub struct Api {
+    /// The use cases.
+    pub engine: Engine,
+    /// The settings.
+    pub settings: Settings,
+    /// The gate.
+    pub gate: Gate,
+    /// The advertised worker protocol version.
+    pub advertised: Advertised,
+    /// What this build can do.
+    pub supported: Supported,
+    /// Numbers that workers are told.
+    pub timing: Timing,
+    /// Version and capabilities, in front of every answer of the worker plane.
+    pub envelope: Arc<EnvelopeBytes>,
+    /// Name of this node.
+    pub server_id: String,
+    /// Which routes exist, to tell 404 from 405.
+    pub routes: RouteTable,
+    /// Renders the metrics.
+    pub metrics: PrometheusHandle,
+    /// When the node started.
+    pub started: Instant,
+    stopping: AtomicBool,
+}
+
+impl Api {
+    /// Builds the state.
+    ///
+    /// # Errors
+    /// The configured protocol version is not one that can be advertised.
+    pub fn new(
+        engine: Engine,
+        settings: Settings,
+        server_id: String,
+        metrics: PrometheusHandle,
+        routes: RouteTable,
+    ) -> Result<Self, String> {
+        let advertised: Advertised = settings
+            .worker_protocol
+            .parse()
+            .map_err(|error: crate::protocol::version::AdvertisedError| error.to_string())?;
+        let supported = Supported::build();
+        let timing = timing(&settings);
+        let capabilities = server_capabilities(&advertised, &supported, &timing);
+        Ok(Self {
+            gate: Gate::new(settings.auth.token.as_ref().map(|token| token.reveal())),
+            envelope: Arc::new(EnvelopeBytes::new(&advertised, &capabilities)),
+            engine,
+            settings,
+            advertised,
+            supported,
+            timing,
+            server_id,
+            routes,
+            metrics,
+            started: Instant::now(),
+            stopping: AtomicBool::new(false),
+        })
+    }
+
+    /// The node is about to stop: readiness fails from now on.
+    pub fn stop(&self) {
+        self.stopping.store(true, Ordering::Release);
+    }
+
+    /// Whether the node is about to stop.
+    pub fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Acquire)
+    }
+}
+
+fn timing(settings: &Settings) -> Timing {
+    Timing {
+        long_poll_timeout: Duration::from_secs(settings.long_poll.default_seconds),
+        heartbeat_interval: Duration::from_secs(settings.workers.heartbeat_interval_seconds),
+        stale_after: Duration::from_secs(settings.workers.stale_after_seconds),
+        history_page_size_default: settings.history.page_size_default,
+        history_page_size_max: settings.history.page_size_max,
+        ..Timing::default()
+    }
+}

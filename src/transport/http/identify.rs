@@ -1,0 +1,82 @@
+//! The parts of a request that say who calls and for which namespace, the same on every plane.
+
+use actix_web::HttpRequest;
+use actix_web::http::header;
+
+use crate::auth::{Principal, Role, Unauthorized};
+use crate::domain::ids::Namespace;
+
+use super::api::Api;
+use super::fields;
+
+/// Header that names the namespace.
+pub const NAMESPACE_HEADER: &str = "X-Namespace";
+/// Longest namespace.
+const MAX_NAMESPACE: usize = 128;
+
+/// Why a caller is not let in.
+#[derive(Clone, Copy, Debug)]
+pub enum NotAdmitted {
+    /// No valid credential.
+    Unauthorized,
+    /// The credential does not cover this.
+    Forbidden {
+        /// The caller's role.
+        role: Option<Role>,
+        /// Roles that would be let in.
+        allowed: &'static [Role],
+    },
+}
+
+impl From<Unauthorized> for NotAdmitted {
+    fn from(Unauthorized: Unauthorized) -> Self {
+        Self::Unauthorized
+    }
+}
+
+/// Lets a caller in that has one of these roles.
+///
+/// # Errors
+/// [`NotAdmitted`].
+pub fn admit(
+    api: &Api,
+    request: &HttpRequest,
+    allowed: &'static [Role],
+) -> Result<Principal, NotAdmitted> {
+    let mut headers = request.headers().get_all(header::AUTHORIZATION);
+    let first = headers.next().and_then(|value| value.to_str().ok());
+    if headers.next().is_some() {
+        return Err(NotAdmitted::Unauthorized);
+    }
+    let principal = api.gate.admit(first)?;
+    if principal.has_any(allowed) {
+        Ok(principal)
+    } else {
+        Err(NotAdmitted::Forbidden {
+            role: principal.role(),
+            allowed,
+        })
+    }
+}
+
+/// The namespace that a request is for; `None` when what it names cannot be one.
+pub fn namespace(api: &Api, request: &HttpRequest) -> Option<Namespace> {
+    let mut headers = request.headers().get_all(NAMESPACE_HEADER);
+    let header = headers.next().map(|value| value.to_str().ok());
+    if headers.next().is_some() {
+        return None;
+    }
+    let named = match header {
+        Some(value) => Some(value?.to_owned()),
+        None => fields::query(request).remove("namespace"),
+    };
+    let name = named
+        .map(|name| name.trim().to_lowercase())
+        .filter(|name| !name.is_empty())
+        .unwrap_or_else(|| api.settings.default_namespace.clone());
+    let legal = name.len() <= MAX_NAMESPACE
+        && name
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte));
+    legal.then(|| Namespace::from(name))
+}

@@ -1,0 +1,239 @@
+//! Answers of the worker plane: every one in the envelope, with the version header, errors included.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use actix_web::body::{BodySize, BoxBody, MessageBody};
+use actix_web::http::StatusCode;
+use actix_web::http::header::{ALLOW, CONTENT_TYPE, RETRY_AFTER};
+use actix_web::web::{Bytes, Data};
+use actix_web::{HttpRequest, HttpResponse, Responder};
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+
+use crate::engine::Fault;
+use crate::matching::Grant;
+use crate::protocol::reason::Reason;
+use crate::protocol::version::PROTOCOL_HEADER;
+
+use super::super::api::Api;
+use super::super::problems::Problems;
+
+/// A body that is ready to be put into the envelope.
+#[derive(Debug)]
+pub struct Answer {
+    fields: Vec<u8>,
+    grant: Option<Box<Grant>>,
+}
+
+impl Answer {
+    /// An answer with these fields.
+    ///
+    /// # Errors
+    /// They cannot be written as JSON, which is a defect.
+    pub fn of<T: Serialize + ?Sized>(fields: &T) -> Result<Self, Failure> {
+        let fields = serde_json::to_vec(fields).map_err(|error| {
+            tracing::error!(error = %error, "an answer cannot be written as JSON");
+            Failure::from(Fault::Bug)
+        })?;
+        Ok(Self {
+            fields,
+            grant: None,
+        })
+    }
+
+    /// An answer whose fields are one JSON object already.
+    pub fn raw(fields: Vec<u8>) -> Self {
+        Self {
+            fields,
+            grant: None,
+        }
+    }
+
+    /// The task in this answer is given back if the answer is not taken.
+    pub fn carrying(mut self, grant: Box<Grant>) -> Self {
+        self.grant = Some(grant);
+        self
+    }
+}
+
+/// A refusal or failure: a status, a reason, a sentence, and whatever else the contract adds.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    status: StatusCode,
+    fields: Map<String, Value>,
+    retry_after: Option<u64>,
+    allow: Option<String>,
+}
+
+impl Failure {
+    /// A refusal.
+    pub fn new(status: StatusCode, reason: Reason, sentence: impl Into<String>) -> Self {
+        let sentence = sentence.into();
+        let mut fields = Map::new();
+        fields.insert("error".to_owned(), sentence.clone().into());
+        fields.insert("message".to_owned(), sentence.into());
+        fields.insert("reason".to_owned(), reason.as_str().into());
+        Self {
+            status,
+            fields,
+            retry_after: None,
+            allow: None,
+        }
+    }
+
+    /// The reason.
+    pub fn reason(&self) -> String {
+        let reason = self.fields.get("reason").and_then(Value::as_str);
+        reason.unwrap_or_default().to_owned()
+    }
+
+    /// Adds a field.
+    pub fn with(mut self, key: &str, value: impl Into<Value>) -> Self {
+        self.fields.insert(key.to_owned(), value.into());
+        self
+    }
+
+    /// Adds all fields of an object.
+    pub fn with_all(mut self, fields: Value) -> Self {
+        if let Value::Object(fields) = fields {
+            self.fields.extend(fields);
+        }
+        self
+    }
+
+    /// Says that the caller may try again in so many seconds.
+    pub fn retry_in(mut self, seconds: u64) -> Self {
+        self.retry_after = Some(seconds);
+        self.with("retryable", true)
+            .with("retry_after_seconds", seconds)
+    }
+
+    /// Names the methods that the path takes.
+    pub fn allow(mut self, methods: &[&str]) -> Self {
+        self.allow = Some(methods.join(", "));
+        self
+    }
+
+    /// The answer that a request gets.
+    pub fn into_response(self, api: &Api) -> HttpResponse {
+        let fields = serde_json::to_vec(&self.fields).unwrap_or_else(|_| b"{}".to_vec());
+        let mut response = builder(api, self.status);
+        if let Some(seconds) = self.retry_after {
+            response.insert_header((RETRY_AFTER, seconds));
+        }
+        if let Some(allow) = self.allow {
+            response.insert_header((ALLOW, allow));
+        }
+        response.body(envelope(api, &fields))
+    }
+}
+
+impl From<Problems> for Failure {
+    fn from(problems: Problems) -> Self {
+        let sentence = problems.sentence();
+        let listed = json!(problems);
+        Self::new(
+            StatusCode::UNPROCESSABLE_ENTITY,
+            Reason::ValidationFailed,
+            sentence,
+        )
+        .with("errors", listed.clone())
+        .with("validation_errors", listed)
+    }
+}
+
+/// Seconds after which a caller may try again when the server could not.
+const RETRY_SECONDS: u64 = 1;
+
+impl From<Fault> for Failure {
+    fn from(fault: Fault) -> Self {
+        let sentence = fault.to_string();
+        match fault {
+            Fault::Busy | Fault::Contended => Self::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                Reason::BackendLockPressure,
+                sentence,
+            )
+            .with("backend", json!({"driver": "pgsql", "lock_pressure": true}))
+            .retry_in(RETRY_SECONDS),
+            Fault::Unavailable | Fault::Unknown => Self::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                Reason::BackendUnavailable,
+                sentence,
+            )
+            .with("outcome", "unknown")
+            .retry_in(RETRY_SECONDS),
+            Fault::Bug => Self::new(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                Reason::ServerError,
+                "The server failed; its log has the cause under this request's id.",
+            ),
+        }
+    }
+}
+
+/// What a handler of the worker plane returns.
+#[derive(Debug)]
+pub struct Native(pub Result<Answer, Failure>);
+
+impl Responder for Native {
+    type Body = BoxBody;
+
+    fn respond_to(self, request: &HttpRequest) -> HttpResponse<BoxBody> {
+        let Some(api) = request.app_data::<Data<Api>>() else {
+            return HttpResponse::InternalServerError().finish();
+        };
+        match self.0 {
+            Err(failure) => failure.into_response(api),
+            Ok(Answer { fields, grant }) => {
+                let mut response = builder(api, StatusCode::OK);
+                let body = envelope(api, &fields);
+                match grant {
+                    None => response.body(body),
+                    Some(grant) => response.body(Carrier {
+                        body: Some(body.into()),
+                        grant,
+                    }),
+                }
+            }
+        }
+    }
+}
+
+fn builder(api: &Api, status: StatusCode) -> actix_web::HttpResponseBuilder {
+    let mut response = HttpResponse::build(status);
+    response.insert_header((PROTOCOL_HEADER, api.advertised.to_string()));
+    response.insert_header((CONTENT_TYPE, "application/json"));
+    response
+}
+
+fn envelope(api: &Api, fields: &[u8]) -> Vec<u8> {
+    api.envelope.wrap(fields).unwrap_or_default()
+}
+
+/// A body that carries a task: once all of it was taken the worker holds the lease; dropped before
+/// that, the lease is given back.
+struct Carrier {
+    body: Option<Bytes>,
+    grant: Box<Grant>,
+}
+
+impl MessageBody for Carrier {
+    type Error = std::convert::Infallible;
+
+    fn size(&self) -> BodySize {
+        BodySize::Sized(self.body.as_ref().map_or(0, |body| body.len() as u64))
+    }
+
+    fn poll_next(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Bytes, Self::Error>>> {
+        let body = self.body.take();
+        if body.is_none() {
+            self.grant.delivered();
+        }
+        Poll::Ready(body.map(Ok))
+    }
+}

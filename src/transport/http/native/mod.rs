@@ -1,0 +1,75 @@
+//! The native worker plane, below `/api/worker`.
+
+mod activity_tasks;
+mod answer;
+mod call;
+mod commands;
+mod leases;
+mod polls;
+mod tasks;
+mod workers;
+mod workflow_tasks;
+
+use actix_web::http::StatusCode;
+use actix_web::web::{Data, Payload};
+use actix_web::{HttpRequest, web};
+use utoipa_actix_web::scope;
+
+use crate::protocol::reason::Reason;
+
+use super::api::Api;
+use super::body;
+use answer::{Failure, Native};
+use call::{AnyRole, preamble};
+
+/// The path of this plane.
+pub const PREFIX: &str = "/api/worker";
+
+/// The routes of this plane.
+pub fn routes() -> scope::Scope<
+    impl actix_web::dev::ServiceFactory<
+        actix_web::dev::ServiceRequest,
+        Config = (),
+        Response = actix_web::dev::ServiceResponse,
+        Error = actix_web::Error,
+        InitError = (),
+    >,
+> {
+    scope::scope(PREFIX)
+        .service(workers::register_worker)
+        .service(workers::heartbeat_worker)
+        .service(workers::deregister_worker)
+        .service(workflow_tasks::poll_workflow_task)
+        .service(workflow_tasks::get_workflow_task_history_page)
+        .service(workflow_tasks::heartbeat_workflow_task)
+        .service(workflow_tasks::complete_workflow_task)
+        .service(workflow_tasks::fail_workflow_task)
+        .service(activity_tasks::poll_activity_task)
+        .service(activity_tasks::heartbeat_activity_task)
+        .service(activity_tasks::complete_activity_task)
+        .service(activity_tasks::fail_activity_task)
+        .map(|scope| scope.default_service(web::to(no_such_route)))
+}
+
+/// A path or method that is not served: the checks of every request, then 404 or 405.
+async fn no_such_route(request: HttpRequest, api: Data<Api>, mut payload: Payload) -> Native {
+    let refused = async {
+        body::read(&request, &mut payload, api.settings.http.max_body_bytes).await?;
+        preamble(&api, &request, <AnyRole as call::Allowed>::ROLES).await?;
+        let methods = api.routes.methods(request.path());
+        Err::<std::convert::Infallible, Failure>(if methods.is_empty() {
+            Failure::new(StatusCode::NOT_FOUND, Reason::NotFound, "There is no such route.")
+        } else {
+            Failure::new(
+                StatusCode::METHOD_NOT_ALLOWED,
+                Reason::MethodNotAllowed,
+                format!("This path takes {}.", methods.join(", ")),
+            )
+            .allow(&methods)
+        })
+    };
+    Native(match refused.await {
+        Err(failure) => Err(failure),
+        Ok(never) => match never {},
+    })
+}

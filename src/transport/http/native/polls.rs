@@ -1,0 +1,245 @@
+//! Polls of both kinds: fields, and how each end of a poll is answered.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use actix_web::http::StatusCode;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::config::MAX_POLL_SECONDS;
+use crate::domain::ids::{TaskQueue, WorkerId};
+use crate::domain::routing::TaskKind;
+use crate::engine::{PollRefused, PollRequest, Polled};
+use crate::protocol::reason::Reason;
+
+use super::super::fields::Int;
+use super::super::problems::Problems;
+use super::answer::{Answer, Failure};
+use super::call::{Call, WorkerOnly};
+use super::leases::MAX_ID;
+use super::tasks;
+
+/// Queues of one poll.
+const MAX_QUEUES: usize = 100;
+
+/// `PollRequest`
+#[derive(Debug, Default, Deserialize, utoipa::ToSchema)]
+#[schema(as = PollRequest)]
+pub struct PollBody {
+    /// The worker.
+    worker_id: Option<String>,
+    /// Queues, in order of preference.
+    task_queues: Option<Vec<String>>,
+    /// One queue, the SDKs' spelling.
+    task_queue: Option<String>,
+    /// The build that the worker runs.
+    build_id: Option<String>,
+    /// The worker's name for this poll, the same when it is repeated.
+    poll_request_id: Option<String>,
+    /// Seconds to wait; 0 looks once.
+    poll_timeout_seconds: Option<Int>,
+    /// Seconds to wait, the SDKs' spelling, at most 60.
+    timeout_seconds: Option<Int>,
+    /// Events of the first page.
+    history_page_size: Option<Int>,
+    /// Encodings of history that the worker reads.
+    #[allow(dead_code, reason = "part of the contract; history is served as it is")]
+    accept_history_encoding: Option<String>,
+    /// Kinds of task that the worker takes.
+    task_kinds: Option<Vec<String>>,
+}
+
+impl PollBody {
+    /// Events of the first page, within the server's bounds.
+    pub fn page_size(&self, call: &Call<WorkerOnly, Self>) -> u64 {
+        let history = &call.api.settings.history;
+        let asked = self.history_page_size.map_or(history.page_size_default.into(), |Int(n)| n);
+        u64::try_from(asked).unwrap_or(1).clamp(1, history.page_size_max.into())
+    }
+
+    fn request(&self, call: &Call<WorkerOnly, Self>, kind: TaskKind) -> Result<PollRequest, Failure> {
+        let mut problems = Problems::default();
+        problems.required_text("worker_id", self.worker_id.as_deref(), MAX_ID);
+        let one = self.task_queue.as_ref().map(|queue| vec![queue.clone()]);
+        let queues = problems.agree("task_queues", self.task_queues.clone(), one).unwrap_or_default();
+        if queues.is_empty() || queues.len() > MAX_QUEUES {
+            problems.add("task_queues", format!("must name 1 to {MAX_QUEUES} queues"));
+        }
+        for (place, queue) in queues.iter().take(MAX_QUEUES).enumerate() {
+            problems.text(&format!("task_queues.{place}"), queue, MAX_ID);
+        }
+        for (field, value) in [("build_id", &self.build_id), ("poll_request_id", &self.poll_request_id)] {
+            if value.as_ref().is_some_and(|text| text.chars().count() > MAX_ID) {
+                problems.add(field, format!("must have at most {MAX_ID} characters"));
+            }
+        }
+        if let Some(Int(size)) = self.history_page_size {
+            problems.within("history_page_size", size, 1..=1_000);
+        }
+        for (place, kind) in self.task_kinds.iter().flatten().enumerate() {
+            if !matches!(kind.as_str(), "workflow" | "update_validation") {
+                problems.add(&format!("task_kinds.{place}"), "must be workflow or update_validation");
+            }
+        }
+        let wait = self.wait(call, &mut problems);
+        problems.into_result()?;
+        if self.task_kinds.iter().flatten().any(|kind| kind == "update_validation") {
+            return Err(Failure::new(
+                StatusCode::CONFLICT,
+                Reason::UpdateValidationCapabilityNotAdvertised,
+                "This server has no update validation tasks.",
+            )
+            .with("task", Value::Null)
+            .with("poll_status", "unsupported"));
+        }
+        let text = |value: &Option<String>| value.as_deref().filter(|text| !text.is_empty()).map(Arc::from);
+        Ok(PollRequest {
+            kind,
+            namespace: call.namespace.clone(),
+            worker_id: WorkerId::from(self.worker_id.as_deref().unwrap_or_default()),
+            queues: queues.into_iter().map(TaskQueue::from).collect(),
+            build_id: text(&self.build_id),
+            poll_request_id: text(&self.poll_request_id),
+            wait,
+        })
+    }
+
+    /// The contract's spelling has no maximum and is cut, the SDKs' one is refused above it.
+    fn wait(&self, call: &Call<WorkerOnly, Self>, problems: &mut Problems) -> Duration {
+        let most = i64::try_from(MAX_POLL_SECONDS).unwrap_or(60);
+        if let Some(Int(seconds)) = self.timeout_seconds {
+            problems.within("timeout_seconds", seconds, 0..=most);
+        }
+        if let Some(Int(seconds)) = self.poll_timeout_seconds {
+            problems.within("poll_timeout_seconds", seconds, 0..=i64::MAX);
+        }
+        let asked = problems.agree("poll_timeout_seconds", self.poll_timeout_seconds, self.timeout_seconds);
+        let seconds = asked.map_or(call.api.settings.long_poll.default_seconds, |Int(seconds)| {
+            u64::try_from(seconds.clamp(0, most)).unwrap_or(0)
+        });
+        Duration::from_secs(seconds)
+    }
+}
+
+/// Polls, and shows the task that came.
+pub async fn poll(call: Call<WorkerOnly, PollBody>, kind: TaskKind) -> Result<Answer, Failure> {
+    let request = call.body.request(&call, kind)?;
+    let queue = request.queues.first().cloned();
+    let no_wait = request.wait.is_zero();
+    match call.api.engine.poll(request).await {
+        Ok(Polled::Task(grant)) => {
+            let Some(lease) = grant.lease().cloned() else {
+                return Answer::of(&tasks::no_task("empty", None));
+            };
+            let fields = match kind {
+                TaskKind::Workflow => {
+                    let size = call.body.page_size(&call);
+                    let view = call.api.engine.workflow_task(&lease, size).await?;
+                    view.map(|view| tasks::workflow_claim(&view)).transpose()?
+                }
+                TaskKind::Activity => {
+                    let view = call.api.engine.activity_task(&lease).await?;
+                    view.map(|view| tasks::activity_claim(&view)).transpose()?
+                }
+            };
+            match fields {
+                Some(fields) => Ok(Answer::raw(fields).carrying(grant)),
+                // The run closed between claim and answer; the worker polls again.
+                None => Answer::of(&tasks::no_task("empty", None)),
+            }
+        }
+        Ok(Polled::Empty) => Answer::of(&tasks::no_task("empty", None)),
+        Ok(Polled::TimedOut) => Answer::of(&tasks::no_task("timeout", None)),
+        Ok(Polled::Shutdown) => {
+            let status = if no_wait { "empty" } else { "timeout" };
+            Answer::of(&tasks::no_task(status, None))
+        }
+        Err(refused) => refusal(&call, kind, queue, refused),
+    }
+}
+
+fn refusal(
+    call: &Call<WorkerOnly, PollBody>,
+    kind: TaskKind,
+    queue: Option<TaskQueue>,
+    refused: PollRefused,
+) -> Result<Answer, Failure> {
+    let worker_id = call.body.worker_id.clone().unwrap_or_default();
+    let queue = queue.map(|queue| queue.to_string());
+    let task_kind = format!("{}_task", kind.as_str());
+    match refused {
+        PollRefused::NotRegistered => Err(Failure::new(
+            StatusCode::PRECONDITION_FAILED,
+            Reason::WorkerNotRegistered,
+            "The worker is not registered.",
+        )
+        .with("worker_id", worker_id)),
+        PollRefused::QueueMismatch { registered, requested } => Err(Failure::new(
+            StatusCode::CONFLICT,
+            Reason::TaskQueueMismatch,
+            "The worker is not registered for this queue.",
+        )
+        .with("worker_id", worker_id)
+        .with("registered_task_queue", registered.first().map(ToString::to_string))
+        .with("registered_task_queues", registered.iter().map(ToString::to_string).collect::<Vec<_>>())
+        .with("requested_task_queue", requested.as_str())),
+        PollRefused::BuildMismatch { registered, requested } => Err(Failure::new(
+            StatusCode::CONFLICT,
+            Reason::BuildIdMismatch,
+            "The worker is registered with another build.",
+        )
+        .with("worker_id", worker_id)
+        .with("registered_build_id", &*registered)
+        .with("requested_build_id", &*requested)),
+        PollRefused::Draining(worker) => Answer::of(&json!({
+            "task": null,
+            "poll_status": "draining",
+            "drain_reason": null,
+            "reason": Reason::WorkerDraining,
+            "error": "The worker is draining.",
+            "worker_id": worker_id,
+            "task_queue": queue,
+            "registered_build_id": worker.description.build_id,
+            "worker_status": worker.status.as_str(),
+            "drain_intent": "draining",
+        })),
+        PollRefused::Stale => {
+            let stale = Reason::StaleWorkerRegistration.as_str();
+            Answer::of(&tasks::no_task(stale, Some(stale)))
+        }
+        PollRefused::NoCapability => {
+            let reason = match kind {
+                TaskKind::Workflow => Reason::NoWorkflowCapability,
+                TaskKind::Activity => Reason::NoActivityCapability,
+            };
+            Answer::of(&tasks::no_task("empty", Some(reason.as_str())))
+        }
+        PollRefused::NoCapacity => Err(Failure::new(
+            StatusCode::TOO_MANY_REQUESTS,
+            Reason::LongPollCapacityExhausted,
+            "This node holds as many polls as it may.",
+        )
+        .with("task", Value::Null)
+        .with("poll_status", Reason::LongPollCapacityExhausted.as_str())
+        .with("namespace", call.namespace.as_str())
+        .with("task_queue", queue)
+        .with("task_kind", task_kind)
+        .with("wait_pool", "worker")
+        .retry_in(1)),
+        PollRefused::Fault(fault) => {
+            let failure = Failure::from(fault);
+            let reason = failure.reason();
+            Err(failure
+                .with("operation", format!("poll_{task_kind}"))
+                .with("worker_id", worker_id)
+                .with("namespace", call.namespace.as_str())
+                .with("task_queue", queue)
+                .with("task_kind", task_kind)
+                .with("task", Value::Null)
+                .with("poll_status", reason)
+                .with("poll_request_id", call.body.poll_request_id.clone())
+                .with("retry_same_poll_request_id", true))
+        }
+    }
+}

@@ -1,0 +1,307 @@
+//! Tasks on the wire: what a claimed workflow or activity task looks like, and polls without one.
+
+use serde::Serialize;
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
+
+use crate::domain::ids::{Part, TaskId, part_id};
+use crate::domain::retry::Policy;
+use crate::domain::run::{Resume, RunState};
+use crate::domain::time::Timestamp;
+use crate::engine::{ActivityTaskView, Fault, WorkflowTaskView};
+use crate::payload::Payload;
+use crate::protocol::budget::Budget;
+
+use super::answer::Failure;
+
+/// Events that a page holds, as raw JSON.
+///
+/// # Errors
+/// The stored text is no JSON, which is a defect.
+pub fn events(page: &str) -> Result<Box<RawValue>, Failure> {
+    RawValue::from_string(format!("[{page}]")).map_err(|error| Failure::from(Fault::from(error)))
+}
+
+/// The token of the page after event `after`: base64 of its number, so that tools can read it.
+pub fn page_token(after: u64) -> String {
+    use base64::Engine as _;
+    base64::engine::general_purpose::STANDARD.encode(after.to_string())
+}
+
+/// The event after which a page begins.
+pub fn read_page_token(token: &str) -> Option<u64> {
+    use base64::Engine as _;
+    let bytes = base64::engine::general_purpose::STANDARD.decode(token).ok()?;
+    let text = std::str::from_utf8(&bytes).ok()?;
+    let after: u64 = text.parse().ok()?;
+    // One position has one spelling.
+    (after.to_string() == text).then_some(after)
+}
+
+/// When a lease began and ends.
+#[derive(Debug, Serialize)]
+struct Lease {
+    leased_at: Timestamp,
+    lease_expires_at: Timestamp,
+}
+
+/// Counts of a run's history and the advice that follows from them.
+#[derive(Debug, Serialize)]
+pub struct HistorySize {
+    total_history_events: u64,
+    history_size_bytes: u64,
+    history_fan_out: u32,
+    continue_as_new_recommended: bool,
+    history_budget_pressure: &'static str,
+    history_budget_pressure_dimensions: Vec<&'static str>,
+}
+
+/// The history counts of a task that shows events up to `seen`.
+pub fn history_size(state: &RunState, seen: u64) -> HistorySize {
+    let budget = Budget::of(seen, state.history_bytes, state.fan_out.into());
+    HistorySize {
+        total_history_events: seen,
+        history_size_bytes: state.history_bytes,
+        history_fan_out: state.fan_out,
+        continue_as_new_recommended: budget.continue_as_new_recommended(),
+        history_budget_pressure: budget.pressure(),
+        history_budget_pressure_dimensions: budget.dimensions(),
+    }
+}
+
+#[derive(Serialize)]
+struct WorkflowTask<'a> {
+    task_kind: &'static str,
+    task_type: &'static str,
+    task_id: TaskId,
+    workflow_id: &'a str,
+    run_id: String,
+    workflow_type: &'a str,
+    workflow_task_attempt: u32,
+    lease_owner: &'a str,
+    lease_expires_at: Timestamp,
+    payload_codec: &'static str,
+    arguments: &'a Payload,
+    run_status: &'static str,
+    history_events: &'a RawValue,
+    history: &'a RawValue,
+    next_history_page_token: Option<String>,
+    last_history_sequence: u64,
+    #[serde(flatten)]
+    size: HistorySize,
+    namespace: &'a str,
+    task_queue: &'a str,
+    connection: Option<&'a str>,
+    compatibility: Option<&'a str>,
+    #[serde(flatten)]
+    resume: ResumeContext,
+}
+
+/// Why the task exists; every key is always there.
+#[derive(Debug, Default, Serialize)]
+struct ResumeContext {
+    workflow_wait_kind: Option<&'static str>,
+    open_wait_id: Option<String>,
+    resume_source_kind: Option<&'static str>,
+    resume_source_id: Option<String>,
+    workflow_update_id: Option<String>,
+    workflow_signal_id: Option<String>,
+    signal_name: Option<String>,
+    signal_wait_id: Option<String>,
+    signal_arguments: Option<Payload>,
+    workflow_command_id: Option<String>,
+    activity_execution_id: Option<String>,
+    activity_attempt_id: Option<String>,
+    activity_type: Option<String>,
+    child_call_id: Option<String>,
+    child_workflow_run_id: Option<String>,
+    workflow_sequence: Option<u32>,
+    workflow_event_type: Option<String>,
+    timer_id: Option<String>,
+    condition_wait_id: Option<String>,
+    condition_key: Option<String>,
+    condition_definition_fingerprint: Option<String>,
+}
+
+fn resume_context(state: &RunState, resume: &Resume) -> ResumeContext {
+    let run = state.id;
+    match resume {
+        Resume::Start | Resume::Unseen => ResumeContext::default(),
+        Resume::Activity {
+            no,
+            step,
+            activity_type,
+            event,
+        } => {
+            let id = part_id(run, Part::Activity, (*no).into());
+            ResumeContext {
+                workflow_wait_kind: Some("activity"),
+                open_wait_id: Some(format!("activity:{id}")),
+                resume_source_kind: Some("activity_execution"),
+                resume_source_id: Some(id.clone()),
+                activity_execution_id: Some(id),
+                activity_type: Some(activity_type.to_string()),
+                workflow_sequence: Some(*step),
+                workflow_event_type: Some(event.to_string()),
+                ..ResumeContext::default()
+            }
+        }
+        Resume::Timer { step } => {
+            let id = part_id(run, Part::Timer, (*step).into());
+            ResumeContext {
+                workflow_wait_kind: Some("timer"),
+                open_wait_id: Some(format!("timer:{id}")),
+                resume_source_kind: Some("timer"),
+                resume_source_id: Some(id.clone()),
+                timer_id: Some(id),
+                workflow_sequence: Some(*step),
+                workflow_event_type: Some("TimerFired".to_owned()),
+                ..ResumeContext::default()
+            }
+        }
+        // The signal is in the history; naming it here would make an SDK take it twice.
+        Resume::Signal { n, .. } => {
+            let id = part_id(run, Part::Signal, *n);
+            ResumeContext {
+                workflow_wait_kind: Some("signal"),
+                open_wait_id: Some(format!("signal-application:{id}")),
+                resume_source_kind: Some("workflow_signal"),
+                resume_source_id: Some(id.clone()),
+                workflow_signal_id: Some(id),
+                ..ResumeContext::default()
+            }
+        }
+    }
+}
+
+/// The fields of a poll that got a workflow task.
+///
+/// # Errors
+/// The stored history is no JSON, which is a defect.
+pub fn workflow_claim(view: &WorkflowTaskView) -> Result<Vec<u8>, Failure> {
+    let state = &view.state;
+    let begun = &state.begun;
+    let history = events(&view.page.events)?;
+    let resume = state
+        .workflow_task
+        .as_ref()
+        .map(|task| resume_context(state, &task.resume))
+        .unwrap_or_default();
+    let status = if state.progressed { "running" } else { "pending" };
+    let task = WorkflowTask {
+        task_kind: "workflow",
+        task_type: "workflow",
+        task_id: view.lease.task,
+        workflow_id: begun.workflow_id.as_str(),
+        run_id: state.id.to_string(),
+        workflow_type: &begun.workflow_type,
+        workflow_task_attempt: view.lease.attempt,
+        lease_owner: view.lease.owner.as_str(),
+        lease_expires_at: view.lease.lease_expires_at,
+        payload_codec: "avro",
+        arguments: &begun.input,
+        run_status: status,
+        history_events: &history,
+        history: &history,
+        next_history_page_token: view.page.next_after.map(page_token),
+        last_history_sequence: view.seen,
+        size: history_size(state, view.seen),
+        namespace: begun.namespace.as_str(),
+        task_queue: begun.queue.as_str(),
+        connection: None,
+        compatibility: begun.build_id.as_deref(),
+        resume,
+    };
+    claim(&task, &view.lease)
+}
+
+/// The fields of a poll that got an activity task.
+///
+/// # Errors
+/// They cannot be written as JSON, which is a defect.
+pub fn activity_claim(view: &ActivityTaskView) -> Result<Vec<u8>, Failure> {
+    #[derive(Serialize)]
+    struct ActivityTask<'a> {
+        task_id: TaskId,
+        task_type: &'static str,
+        task_kind: &'static str,
+        workflow_id: &'a str,
+        run_id: String,
+        namespace: &'a str,
+        activity_execution_id: String,
+        activity_attempt_id: String,
+        idempotency_key: String,
+        attempt_number: u32,
+        attempt: u32,
+        activity_type: &'a str,
+        payload_codec: &'static str,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        arguments: Option<&'a Payload>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        retry_policy: Option<&'a Policy>,
+        task_queue: &'a str,
+        lease_owner: &'a str,
+        lease_expires_at: Timestamp,
+        deadlines: Value,
+    }
+    let (state, activity, lease) = (&view.state, &view.activity, &view.lease);
+    let mut deadlines = serde_json::Map::new();
+    for (name, at) in [
+        ("schedule_to_start", activity.start_deadline()),
+        ("start_to_close", lease.start_to_close_at),
+        ("schedule_to_close", activity.close_deadline()),
+        ("heartbeat", lease.heartbeat_due_at),
+    ] {
+        if let Some(at) = at {
+            deadlines.insert(name.to_owned(), at.to_string().into());
+        }
+    }
+    let execution_id = view.execution_id();
+    let task = ActivityTask {
+        task_id: lease.task,
+        task_type: "activity",
+        task_kind: "activity",
+        workflow_id: state.begun.workflow_id.as_str(),
+        run_id: state.id.to_string(),
+        namespace: state.begun.namespace.as_str(),
+        activity_execution_id: execution_id.clone(),
+        activity_attempt_id: view.attempt_id().to_string(),
+        idempotency_key: execution_id,
+        attempt_number: lease.attempt,
+        attempt: lease.attempt,
+        activity_type: &activity.activity_type,
+        payload_codec: "avro",
+        arguments: activity.arguments.as_ref(),
+        retry_policy: activity.policy.as_deref(),
+        task_queue: activity.queue.as_str(),
+        lease_owner: lease.owner.as_str(),
+        lease_expires_at: lease.lease_expires_at,
+        deadlines: Value::Object(deadlines),
+    };
+    claim(&task, lease)
+}
+
+fn claim<T: Serialize>(task: &T, lease: &crate::matching::GrantedLease) -> Result<Vec<u8>, Failure> {
+    #[derive(Serialize)]
+    struct Claim<'a, T> {
+        task: &'a T,
+        poll_status: &'static str,
+        lease: Lease,
+        server_time: Timestamp,
+    }
+    serde_json::to_vec(&Claim {
+        task,
+        poll_status: "leased",
+        lease: Lease {
+            leased_at: lease.leased_at,
+            lease_expires_at: lease.lease_expires_at,
+        },
+        server_time: lease.leased_at,
+    })
+    .map_err(|error| Failure::from(Fault::from(error)))
+}
+
+/// The fields of a poll that got nothing: `poll_status`, and why.
+pub fn no_task(poll_status: &str, reason: Option<&str>) -> Value {
+    json!({"task": null, "poll_status": poll_status, "reason": reason})
+}

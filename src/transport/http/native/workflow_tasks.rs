@@ -1,0 +1,383 @@
+//! Workflow tasks: poll, history page, heartbeat, complete, fail.
+
+use actix_web::http::StatusCode;
+use actix_web::post;
+use actix_web::web::Path;
+use serde::Deserialize;
+use serde_json::json;
+
+use crate::domain::routing::TaskKind;
+use crate::domain::run::{Reply, ReportKind, TaskFailure};
+use crate::engine::{Holder, Reported};
+use crate::protocol::reason::Reason;
+use crate::protocol::replay;
+
+use super::super::fields::Int;
+use super::super::problems::Problems;
+use super::answer::{Answer, Failure, Native};
+use super::call::{Call, WorkerOnly};
+use super::commands::{self, CommandRequest};
+use super::leases::{self, Named};
+use super::polls::{self, PollBody};
+use super::tasks;
+
+/// Waits for a workflow task.
+#[utoipa::path(tag = "workflow-tasks", operation_id = "pollWorkflowTask", request_body = PollBody,
+    responses((status = 200, description = "A task, or none."), (status = 409, description = "The poll contradicts the registration."),
+        (status = 412, description = "The worker is not registered."), (status = 422, description = "Fields."),
+        (status = 429, description = "The node holds as many polls as it may."), (status = 503, description = "The database is away.")))]
+#[post("/workflow-tasks/poll")]
+pub async fn poll_workflow_task(call: Call<WorkerOnly, PollBody>) -> Native {
+    Native(polls::poll(call, TaskKind::Workflow).await)
+}
+
+/// `HistoryPageRequest`
+#[derive(Debug, Default, Deserialize, utoipa::ToSchema)]
+pub struct HistoryPageRequest {
+    /// The holder.
+    worker_id: Option<String>,
+    /// The holder, the SDKs' spelling.
+    lease_owner: Option<String>,
+    /// The hand-out.
+    workflow_task_attempt: Option<Int>,
+    /// Where the page begins.
+    page_token: Option<String>,
+    /// Where the page begins, the SDKs' spelling.
+    next_history_page_token: Option<String>,
+    /// Events of the page.
+    page_size: Option<Int>,
+    /// Events of the page, the SDKs' spelling.
+    history_page_size: Option<Int>,
+    /// Encodings of history that the worker reads.
+    #[allow(dead_code, reason = "part of the contract; history is served as it is")]
+    accept_history_encoding: Option<String>,
+}
+
+/// Gives a page of the history of a task that the caller holds.
+#[utoipa::path(tag = "workflow-tasks", operation_id = "getWorkflowTaskHistoryPage", request_body = HistoryPageRequest,
+    params(("taskId" = String, Path, description = "The task.")),
+    responses((status = 200, description = "A page."), (status = 400, description = "The token is not one."),
+        (status = 404, description = "There is no such task."), (status = 409, description = "The caller does not hold it.")))]
+#[post("/workflow-tasks/{taskId}/history")]
+pub async fn get_workflow_task_history_page(
+    call: Call<WorkerOnly, HistoryPageRequest>,
+    task: Path<String>,
+) -> Native {
+    Native(history_page(call, &task).await)
+}
+
+async fn history_page(
+    call: Call<WorkerOnly, HistoryPageRequest>,
+    task: &str,
+) -> Result<Answer, Failure> {
+    let body = &call.body;
+    let named = Named {
+        worker_id: body.worker_id.as_deref(),
+        lease_owner: body.lease_owner.as_deref(),
+    };
+    let mut problems = Problems::default();
+    let token = problems.agree("page_token", body.page_token.as_deref(), body.next_history_page_token.as_deref());
+    if let Some(Int(size)) = body.history_page_size {
+        problems.within("history_page_size", size, 1..=1_000);
+    }
+    if let Some(Int(size)) = body.page_size {
+        problems.within("page_size", size, 1..=i64::MAX);
+    }
+    problems.into_result()?;
+    let history = &call.api.settings.history;
+    let size = body.page_size.or(body.history_page_size);
+    let size = size.map_or(history.page_size_default.into(), |Int(n)| u64::try_from(n).unwrap_or(1));
+    let size = size.min(history.page_size_max.into());
+    let holder = leases::workflow_holder(&call.namespace, task, &named, body.workflow_task_attempt)?;
+    let after = match token {
+        None => 0,
+        Some(token) => tasks::read_page_token(token).ok_or_else(|| {
+            Failure::new(StatusCode::BAD_REQUEST, Reason::InvalidPageToken, "The page token is not one of this server's.")
+                .with("task_id", task)
+        })?,
+    };
+    let read = call.api.engine.workflow_task_history(holder.clone(), after, size).await;
+    let (page, seen, attempt, state) =
+        read.map_err(|refused| leases::workflow_refusal(refused, &holder, "rejected"))?;
+    let events = tasks::events(&page.events)?;
+    #[derive(serde::Serialize)]
+    struct HistoryPage<'a> {
+        task_id: &'a str,
+        workflow_task_attempt: u32,
+        history_events: &'a serde_json::value::RawValue,
+        history: &'a serde_json::value::RawValue,
+        next_history_page_token: Option<String>,
+        last_history_sequence: u64,
+        #[serde(flatten)]
+        size: tasks::HistorySize,
+    }
+    Answer::of(&HistoryPage {
+        task_id: task,
+        workflow_task_attempt: attempt,
+        history_events: &events,
+        history: &events,
+        next_history_page_token: page.next_after.map(tasks::page_token),
+        last_history_sequence: seen,
+        size: tasks::history_size(&state, seen),
+    })
+}
+
+/// `TaskHeartbeatRequest` of a workflow task
+#[derive(Debug, Default, Deserialize, utoipa::ToSchema)]
+pub struct WorkflowTaskHeartbeatRequest {
+    /// The holder.
+    worker_id: Option<String>,
+    /// The holder, the SDKs' spelling.
+    lease_owner: Option<String>,
+    /// The hand-out.
+    workflow_task_attempt: Option<Int>,
+}
+
+/// Renews the lease of a workflow task.
+#[utoipa::path(tag = "workflow-tasks", operation_id = "heartbeatWorkflowTask", request_body = WorkflowTaskHeartbeatRequest,
+    params(("taskId" = String, Path, description = "The task.")),
+    responses((status = 200, description = "The lease is renewed."), (status = 404, description = "There is no such task."),
+        (status = 409, description = "The caller does not hold it.")))]
+#[post("/workflow-tasks/{taskId}/heartbeat")]
+pub async fn heartbeat_workflow_task(
+    call: Call<WorkerOnly, WorkflowTaskHeartbeatRequest>,
+    task: Path<String>,
+) -> Native {
+    Native(heartbeat(call, &task).await)
+}
+
+async fn heartbeat(
+    call: Call<WorkerOnly, WorkflowTaskHeartbeatRequest>,
+    task: &str,
+) -> Result<Answer, Failure> {
+    let body = &call.body;
+    let named = Named {
+        worker_id: body.worker_id.as_deref(),
+        lease_owner: body.lease_owner.as_deref(),
+    };
+    let holder = leases::workflow_holder(&call.namespace, task, &named, body.workflow_task_attempt)?;
+    let renewed = call.api.engine.heartbeat_workflow_task(holder.clone()).await;
+    let renewed = renewed.map_err(|refused| {
+        leases::workflow_refusal(refused, &holder, "rejected")
+            .with("operation", "heartbeat_workflow_task")
+            .with("renewed", false)
+    })?;
+    Answer::of(&json!({
+        "task_id": task,
+        "workflow_task_attempt": renewed.attempt,
+        "lease_owner": holder.owner.as_str(),
+        "renewed": true,
+        "lease_expires_at": renewed.lease_expires_at,
+        "run_status": if renewed.state.progressed { "running" } else { "pending" },
+        "task_status": "leased",
+        "reason": null,
+    }))
+}
+
+/// `WorkflowTaskCompleteRequest`
+#[derive(Debug, Default, Deserialize, utoipa::ToSchema)]
+pub struct WorkflowTaskCompleteRequest {
+    /// The holder.
+    worker_id: Option<String>,
+    /// The holder, the SDKs' spelling.
+    lease_owner: Option<String>,
+    /// The hand-out.
+    workflow_task_attempt: Option<Int>,
+    /// What the workflow asks for, in order.
+    commands: Option<Vec<CommandRequest>>,
+    /// Message streams up to which position they were read.
+    message_stream_cursors: Option<Vec<serde_json::Value>>,
+    /// Message streams that are waited on.
+    message_stream_waits: Option<Vec<serde_json::Value>>,
+}
+
+/// Completes a workflow task.
+#[utoipa::path(tag = "workflow-tasks", operation_id = "completeWorkflowTask", request_body = WorkflowTaskCompleteRequest,
+    params(("taskId" = String, Path, description = "The task.")),
+    responses((status = 200, description = "The commands are recorded."), (status = 404, description = "There is no such task."),
+        (status = 409, description = "The caller does not hold it, or the commands are contradictory."),
+        (status = 422, description = "A command is not valid.")))]
+#[post("/workflow-tasks/{taskId}/complete")]
+pub async fn complete_workflow_task(
+    call: Call<WorkerOnly, WorkflowTaskCompleteRequest>,
+    task: Path<String>,
+) -> Native {
+    Native(complete(call, &task).await)
+}
+
+async fn complete(
+    mut call: Call<WorkerOnly, WorkflowTaskCompleteRequest>,
+    task: &str,
+) -> Result<Answer, Failure> {
+    let sent = call.body.commands.take();
+    let body = &call.body;
+    let named = Named {
+        worker_id: body.worker_id.as_deref(),
+        lease_owner: body.lease_owner.as_deref(),
+    };
+    let Some(sent) = sent else {
+        return Err(Problems::of("commands", "is required").into());
+    };
+    let holder = leases::workflow_holder(&call.namespace, task, &named, body.workflow_task_attempt)?;
+    let commands = commands::read(sent)?;
+    let streams = [&body.message_stream_cursors, &body.message_stream_waits];
+    if streams.iter().any(|sent| sent.as_ref().is_some_and(|sent| !sent.is_empty())) {
+        return Err(Failure::new(
+            StatusCode::CONFLICT,
+            Reason::MessageStreamsUnavailable,
+            "This server has no message streams.",
+        )
+        .with("task_id", task)
+        .with("workflow_task_attempt", holder.attempt)
+        .with("outcome", "rejected")
+        .with("recorded", false));
+    }
+    let engine = &call.api.engine;
+    let reported = engine.complete_workflow_task(holder.clone(), call.digest, commands).await;
+    let reported = reported.map_err(|refused| {
+        leases::workflow_refusal(refused, &holder, "completed").with("operation", "complete_workflow_task")
+    })?;
+    Answer::of(&recorded(&holder, &reported))
+}
+
+/// The answer to a report that was taken.
+fn recorded(holder: &Holder, reported: &Reported) -> serde_json::Value {
+    let state = &reported.state;
+    let common = json!({
+        "task_id": holder.task,
+        "workflow_task_attempt": reported.attempt,
+        "run_id": state.id,
+        "run_status": state.status().as_str(),
+    });
+    let rest = match &reported.reply {
+        Reply::Reported {
+            report,
+            created,
+            next,
+            duplicate,
+        } => json!({
+            "outcome": report.outcome(),
+            "recorded": true,
+            "duplicate": duplicate,
+            "created_task_ids": leases::task_ids(state.id, created),
+            "next_task_id": next.map(|no| leases::task_ids(state.id, &[no])),
+            "reason": null,
+        }),
+        Reply::ClosedMeanwhile(close) => {
+            let mut fields = leases::closed(state, close);
+            fields["outcome"] = "ignored".into();
+            fields["recorded"] = false.into();
+            fields["created_task_ids"] = json!([]);
+            fields["reason"] = Reason::RunClosed.as_str().into();
+            fields
+        }
+        _ => json!({"outcome": "completed", "recorded": true, "created_task_ids": [], "reason": null}),
+    };
+    let mut fields = common;
+    if let (Some(fields), serde_json::Value::Object(rest)) = (fields.as_object_mut(), rest) {
+        fields.extend(rest);
+    }
+    if let Some(next) = fields.get("next_task_id").and_then(|next| next.get(0)).cloned() {
+        fields["next_task_id"] = next;
+    }
+    fields
+}
+
+/// `TaskFailureRequest` of a workflow task
+#[derive(Debug, Default, Deserialize, utoipa::ToSchema)]
+pub struct WorkflowTaskFailureRequest {
+    /// The holder.
+    worker_id: Option<String>,
+    /// The holder, the SDKs' spelling.
+    lease_owner: Option<String>,
+    /// The hand-out.
+    workflow_task_attempt: Option<Int>,
+    /// What went wrong, the SDKs' spelling.
+    failure: Option<TaskFailureBody>,
+    /// What went wrong.
+    error: Option<String>,
+    /// Type of the error.
+    exception_type: Option<String>,
+    /// Human sentence.
+    message: Option<String>,
+}
+
+/// Why a worker could not process a workflow task.
+#[derive(Clone, Debug, Default, Deserialize, utoipa::ToSchema)]
+pub struct TaskFailureBody {
+    message: Option<String>,
+    #[serde(rename = "type")]
+    kind: Option<String>,
+    reason: Option<String>,
+    sequence: Option<Int>,
+    stack_trace: Option<String>,
+}
+
+/// Longest sentence of a failure that is kept.
+const MAX_KEPT_MESSAGE: usize = 4_096;
+
+/// Reports that a workflow task could not be processed, or that there was nothing to do.
+#[utoipa::path(tag = "workflow-tasks", operation_id = "failWorkflowTask", request_body = WorkflowTaskFailureRequest,
+    params(("taskId" = String, Path, description = "The task.")),
+    responses((status = 200, description = "The report is recorded."), (status = 404, description = "There is no such task."),
+        (status = 409, description = "The caller does not hold it."), (status = 422, description = "Fields.")))]
+#[post("/workflow-tasks/{taskId}/fail")]
+pub async fn fail_workflow_task(
+    call: Call<WorkerOnly, WorkflowTaskFailureRequest>,
+    task: Path<String>,
+) -> Native {
+    Native(fail(call, &task).await)
+}
+
+async fn fail(
+    call: Call<WorkerOnly, WorkflowTaskFailureRequest>,
+    task: &str,
+) -> Result<Answer, Failure> {
+    let body = &call.body;
+    let named = Named {
+        worker_id: body.worker_id.as_deref(),
+        lease_owner: body.lease_owner.as_deref(),
+    };
+    let flat = TaskFailureBody {
+        message: body.message.clone().or_else(|| body.error.clone()),
+        kind: body.exception_type.clone(),
+        ..TaskFailureBody::default()
+    };
+    let said = body.failure.clone().unwrap_or(flat);
+    let mut problems = Problems::default();
+    if said.message.is_none() {
+        problems.add("failure.message", "is required");
+    }
+    for (field, value, max) in [("failure.type", &said.kind, 512), ("failure.reason", &said.reason, 191)] {
+        if value.as_ref().is_some_and(|text| text.chars().count() > max) {
+            problems.add(field, format!("must have at most {max} characters"));
+        }
+    }
+    if let Some(Int(sequence)) = said.sequence {
+        problems.within("failure.sequence", sequence, 1..=i64::MAX);
+    }
+    problems.into_result()?;
+    let holder = leases::workflow_holder(&call.namespace, task, &named, body.workflow_task_attempt)?;
+    let engine = &call.api.engine;
+    let reported = engine.fail_workflow_task(holder.clone(), call.digest, failure(&said)).await;
+    let reported = reported.map_err(|refused| {
+        leases::workflow_refusal(refused, &holder, "failed").with("operation", "fail_workflow_task")
+    })?;
+    if let Reply::Reported { report: ReportKind::Failed, .. } = &reported.reply {
+        tracing::warn!(task = %holder.task, kind = said.kind, reason = said.reason, "workflow task failed by its worker");
+    }
+    Answer::of(&recorded(&holder, &reported))
+}
+
+fn failure(said: &TaskFailureBody) -> TaskFailure {
+    let message = said.message.as_deref().unwrap_or_default();
+    let kind = said.kind.as_deref().unwrap_or_default();
+    let kept: String = message.chars().take(MAX_KEPT_MESSAGE).collect();
+    if replay::is_waiting(kind, message) {
+        TaskFailure::WaitingForHistory
+    } else if replay::is_blocked(said.reason.as_deref(), kind, message) {
+        TaskFailure::Blocked(kept.into())
+    } else {
+        TaskFailure::Other(kept.into())
+    }
+}
