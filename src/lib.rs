@@ -1,10 +1,12 @@
 //! Leasehold: a self-hosted, durable worker-plane server.
 
 pub mod auth;
+pub mod cli;
 pub mod clock;
 pub mod config;
 pub mod domain;
 pub mod engine;
+pub mod maintenance;
 pub mod matching;
 pub mod payload;
 pub mod protocol;

@@ -1,5 +1,7 @@
 //! Metrics: every name with its help text, in the Prometheus text format.
 
+use std::sync::OnceLock;
+
 use metrics::{Unit, describe_counter, describe_gauge, describe_histogram};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 
@@ -10,20 +12,26 @@ const SECONDS: &[f64] = &[
 /// Upper bounds of batch sizes.
 const ITEMS: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0];
 
-/// Starts collecting. The handle renders what was collected.
-///
-/// # Errors
-/// Collecting was started before.
-pub fn start() -> Result<PrometheusHandle, String> {
-    let handle = PrometheusBuilder::new()
+/// Starts collecting, once per process. The handle renders what was collected.
+pub fn start() -> PrometheusHandle {
+    static HANDLE: OnceLock<PrometheusHandle> = OnceLock::new();
+    HANDLE.get_or_init(install).clone()
+}
+
+fn install() -> PrometheusHandle {
+    let recorder = PrometheusBuilder::new()
         .set_buckets_for_metric(Matcher::Suffix("_seconds".to_owned()), SECONDS)
         .and_then(|builder| {
             builder.set_buckets_for_metric(Matcher::Suffix("_items".to_owned()), ITEMS)
         })
-        .and_then(PrometheusBuilder::install_recorder)
-        .map_err(|error| error.to_string())?;
+        .unwrap_or_default()
+        .build_recorder();
+    let handle = recorder.handle();
+    if metrics::set_global_recorder(recorder).is_err() {
+        tracing::warn!("metrics are collected by somebody else in this process");
+    }
     describe();
-    Ok(handle)
+    handle
 }
 
 fn describe() {

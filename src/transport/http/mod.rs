@@ -2,8 +2,12 @@
 
 pub mod api;
 mod body;
+pub mod control;
 mod fields;
 mod identify;
+pub mod info;
 pub mod native;
+pub mod openapi;
 mod problems;
 pub mod routes;
+pub mod server;

@@ -19,6 +19,8 @@ use crate::protocol::reason::Reason;
 
 use super::api::Api;
 use super::body;
+pub use tasks::{page_token, read_page_token};
+
 use answer::{Failure, Native};
 use call::{AnyRole, preamble};
 

@@ -1,0 +1,108 @@
+//! `leasehold doctor`: what is configured, from where, and whether it works.
+
+use std::net::TcpListener;
+
+use serde_json::Value;
+use sqlx::{Connection, PgConnection};
+
+use super::node::{self, say};
+use crate::config::Loaded;
+use crate::store::migrate;
+
+/// Clocks that differ by more than this are worth a word, in milliseconds.
+const CLOCK_DIFFERENCE_MS: i64 = 1_000;
+
+pub(super) fn run(loaded: &Loaded) -> Result<(), String> {
+    say("Settings");
+    let settings = serde_json::to_value(&loaded.settings).unwrap_or_default();
+    print(loaded, "", &settings);
+    let mut problems = Vec::new();
+    say("\nAddress");
+    match loaded.settings.address().map(TcpListener::bind) {
+        Ok(Ok(_)) => say(&format!("  {} is free", loaded.settings.listen)),
+        Ok(Err(error)) => problems.push(format!("{}: {error}", loaded.settings.listen)),
+        Err(error) => problems.push(error.to_string()),
+    }
+    say("\nDatabase");
+    match node::database(&loaded.settings) {
+        Err(problem) => problems.push(problem),
+        Ok(options) => node::runtime()?.block_on(database(&options, &mut problems)),
+    }
+    if problems.is_empty() {
+        say("\nNothing stands in the way.");
+        return Ok(());
+    }
+    Err(problems.join("\n"))
+}
+
+fn print(loaded: &Loaded, prefix: &str, value: &Value) {
+    if let Value::Object(fields) = value {
+        for (key, value) in fields {
+            let path = if prefix.is_empty() { key.clone() } else { format!("{prefix}.{key}") };
+            print(loaded, &path, value);
+        }
+        return;
+    }
+    say(&format!("  {prefix} = {value} ({})", loaded.source(prefix)));
+}
+
+async fn database(options: &sqlx::postgres::PgConnectOptions, problems: &mut Vec<String>) {
+    let mut connection = match PgConnection::connect_with(options).await {
+        Ok(connection) => connection,
+        Err(error) => {
+            problems.push(reach(options, &error));
+            return;
+        }
+    };
+    let about: Result<(String, String, String, String, i64), sqlx::Error> = sqlx::query_as(
+        "select current_setting('server_version'), current_setting('fsync'), current_setting('synchronous_commit'),
+             current_setting('full_page_writes'), (extract(epoch from clock_timestamp()) * 1000)::bigint",
+    )
+    .fetch_one(&mut connection)
+    .await;
+    match about {
+        Err(error) => problems.push(format!("the database does not answer: {error}")),
+        Ok((version, fsync, synchronous, full_page, now)) => {
+            say(&format!("  PostgreSQL {version}"));
+            say(&format!("  fsync={fsync} synchronous_commit={synchronous} full_page_writes={full_page}"));
+            if [&fsync, &full_page].iter().any(|setting| setting.as_str() != "on") || synchronous == "off" {
+                problems.push("the database may lose acknowledged writes: turn fsync, synchronous_commit and full_page_writes on".to_owned());
+            }
+            let difference = chrono::Utc::now().timestamp_millis() - now;
+            say(&format!("  its clock and this node's differ by {difference} ms"));
+            if difference.abs() > CLOCK_DIFFERENCE_MS {
+                say("  (deadlines follow the database's clock; logs follow this node's)");
+            }
+        }
+    }
+    match migrate::current(&mut connection).await {
+        Ok(schema) => {
+            say(&format!("  schema {schema}, this binary needs {}", migrate::known_version()));
+            if schema > migrate::known_version() {
+                problems.push("the schema is newer than this binary: upgrade the binary".to_owned());
+            }
+        }
+        Err(error) => problems.push(format!("the schema cannot be read: {error}")),
+    }
+}
+
+/// Why the database cannot be reached, without its password.
+fn reach(options: &sqlx::postgres::PgConnectOptions, error: &sqlx::Error) -> String {
+    let place = format!(
+        "{}@{}:{}/{}",
+        options.get_username(),
+        options.get_host(),
+        options.get_port(),
+        options.get_database().unwrap_or("postgres")
+    );
+    let hint = match error {
+        sqlx::Error::Database(database) => match database.code().as_deref() {
+            Some("28P01") => " (wrong password)",
+            Some("3D000") => " (there is no such database: create it)",
+            _ => "",
+        },
+        sqlx::Error::Io(_) => " (is PostgreSQL running there?)",
+        _ => "",
+    };
+    format!("{place} cannot be reached: {error}{hint}")
+}

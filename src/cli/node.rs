@@ -1,0 +1,233 @@
+//! One node: connected, serving, and stopped in order.
+
+use std::io::Write;
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::time::Duration;
+
+use sqlx::postgres::PgConnectOptions;
+use tokio::runtime::Runtime;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::watch;
+
+use crate::config::Settings;
+use crate::domain::limits::Limits;
+use crate::domain::run;
+use crate::engine::{self, Engine};
+use crate::maintenance;
+use crate::store::{PoolSizes, Store, migrate};
+use crate::telemetry::{logging, metrics};
+use crate::transport::http::api::Api;
+use crate::transport::http::{openapi, server};
+
+/// How long maintenance is given to stop.
+const MAINTENANCE_GRACE: Duration = Duration::from_secs(2);
+
+/// Prints a line for the person at the terminal.
+pub(super) fn say(line: &str) {
+    // A closed terminal is no reason to fail.
+    let _ = writeln!(std::io::stdout(), "{line}");
+}
+
+/// The runtime of the engine; requests have threads of their own.
+pub(super) fn runtime() -> Result<Runtime, String> {
+    tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .thread_name("leasehold")
+        .build()
+        .map_err(|error| format!("the runtime cannot be started: {error}"))
+}
+
+/// How the configured database is reached.
+pub(super) fn database(settings: &Settings) -> Result<PgConnectOptions, String> {
+    let Some(url) = &settings.database.url else {
+        return Err("No database configured. Set DATABASE_URL=postgres://user:password@host/db, \
+                    or use `leasehold dev` for a private one."
+            .to_owned());
+    };
+    // The text of the error may hold the URL, and with it the password.
+    url.reveal()
+        .parse()
+        .map_err(|_| "DATABASE_URL is not a postgres:// URL.".to_owned())
+}
+
+/// Serves on the configured database until a signal comes.
+pub(super) fn serve(settings: Settings) -> Result<(), String> {
+    let options = database(&settings)?;
+    logging::start(&settings.log.format, &settings.log.filter)?;
+    let runtime = runtime()?;
+    runtime.block_on(async {
+        let mut signals = Signals::new()?;
+        let node = Node::start(settings, options).await?;
+        node.announce();
+        signals.wait().await;
+        node.stop().await;
+        Ok(())
+    })
+}
+
+/// The signals that end a node. Made once, so that none is missed between two looks.
+pub(super) struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+impl Signals {
+    pub fn new() -> Result<Self, String> {
+        let listen = |kind| signal(kind).map_err(|error| format!("signals cannot be heard: {error}"));
+        Ok(Self {
+            interrupt: listen(SignalKind::interrupt())?,
+            terminate: listen(SignalKind::terminate())?,
+        })
+    }
+
+    pub async fn wait(&mut self) {
+        tokio::select! {
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+        }
+    }
+}
+
+/// A node that serves.
+pub struct Node {
+    api: Arc<Api>,
+    store: Store,
+    address: SocketAddr,
+    server: actix_web::dev::ServerHandle,
+    serving: std::thread::JoinHandle<std::io::Result<()>>,
+    maintenance: tokio::task::JoinSet<()>,
+    stop_maintenance: watch::Sender<bool>,
+}
+
+impl Node {
+    /// Connects, migrates if that is wanted, and starts to serve.
+    ///
+    /// # Errors
+    /// The text says what went wrong and what to do.
+    pub async fn start(settings: Settings, options: PgConnectOptions) -> Result<Self, String> {
+        if settings.database.migrate {
+            migrate::run(&options).await.map_err(|error| error.to_string())?;
+        }
+        let address = settings.address().map_err(|error| error.to_string())?;
+        let listener = TcpListener::bind(address)
+            .map_err(|error| format!("{address} cannot be listened on: {error}"))?;
+        let address = listener.local_addr().map_err(|error| error.to_string())?;
+        let store = Store::new(
+            options,
+            PoolSizes {
+                reads: settings.database.read_connections,
+                hot: settings.database.hot_connections,
+            },
+        );
+        let server_id = server_id(&settings);
+        let engine = Engine::start(store.clone(), engine_settings(&settings, &server_id))
+            .await
+            .map_err(|fault| format!("the database cannot be used: {fault}"))?;
+        let (stop_maintenance, shutdown) = watch::channel(false);
+        let maintenance = maintenance::start(&engine, &shutdown);
+        let threads = settings.http.threads;
+        let metrics = metrics::start();
+        let api = Arc::new(Api::new(engine, settings, server_id, metrics, openapi::routes())?);
+        let (server, serving) = start_listener(listener, Arc::clone(&api), threads)?;
+        Ok(Self {
+            api,
+            store,
+            address,
+            server,
+            serving,
+            maintenance,
+            stop_maintenance,
+        })
+    }
+
+    /// The address that it listens on.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The use cases behind it.
+    pub fn engine(&self) -> &Engine {
+        &self.api.engine
+    }
+
+    /// Says in the log what it serves.
+    pub(super) fn announce(&self) {
+        tracing::info!(
+            address = %self.address,
+            worker_protocol = %self.api.advertised,
+            token = !self.api.gate.is_open(),
+            "serving"
+        );
+        if self.api.gate.is_open() {
+            tracing::warn!("no token is set: everybody who reaches this address has full access");
+        }
+    }
+
+    /// Stops: no longer ready, parked polls answered, running requests finished, maintenance ended,
+    /// connections closed.
+    pub async fn stop(mut self) {
+        tracing::info!("stopping");
+        let grace = Duration::from_secs(self.api.settings.shutdown.grace_seconds);
+        self.api.stop();
+        self.api.engine.end_polls();
+        let graceful = tokio::time::timeout(grace, self.server.stop(true)).await;
+        if graceful.is_err() {
+            tracing::warn!("requests were still running when the grace was over");
+            self.server.stop(false).await;
+        }
+        let _ = self.stop_maintenance.send(true);
+        let ended = async { while self.maintenance.join_next().await.is_some() {} };
+        let _ = tokio::time::timeout(MAINTENANCE_GRACE, ended).await;
+        let _ = tokio::task::spawn_blocking(move || self.serving.join()).await;
+        self.store.close().await;
+        tracing::info!("stopped");
+    }
+}
+
+fn engine_settings(settings: &Settings, server_id: &str) -> engine::Settings {
+    engine::Settings {
+        run: run::Settings {
+            workflow_task_lease_ms: settings.leases.workflow_task_seconds * 1_000,
+            activity_lease_ms: settings.leases.activity_seconds * 1_000,
+            limits: Limits::default(),
+        },
+        stale_after_seconds: settings.workers.stale_after_seconds,
+        max_parked_polls: settings.long_poll.max_parked,
+        lanes: usize::try_from(settings.database.commit_lanes).unwrap_or(2),
+        // Two nodes on one machine must not take each other's hints for their own.
+        node: format!("{server_id}:{}:{}", std::process::id(), uuid::Uuid::new_v4().simple()),
+    }
+}
+
+fn server_id(settings: &Settings) -> String {
+    if !settings.server_id.is_empty() {
+        return settings.server_id.clone();
+    }
+    std::fs::read_to_string("/proc/sys/kernel/hostname")
+        .map(|name| name.trim().to_owned())
+        .ok()
+        .filter(|name| !name.is_empty())
+        .unwrap_or_else(|| "leasehold".to_owned())
+}
+
+type Listening = (actix_web::dev::ServerHandle, std::thread::JoinHandle<std::io::Result<()>>);
+
+/// Starts the listener on a thread and runtime of its own.
+fn start_listener(listener: TcpListener, api: Arc<Api>, threads: usize) -> Result<Listening, String> {
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let serving = std::thread::Builder::new()
+        .name("leasehold-http".to_owned())
+        .spawn(move || {
+            actix_web::rt::System::new().block_on(async move {
+                let server = server::serve(listener, api, threads)?;
+                let _ = sender.send(server.handle());
+                server.await
+            })
+        })
+        .map_err(|error| format!("the listener cannot be started: {error}"))?;
+    let handle = receiver
+        .recv()
+        .map_err(|_| "the listener did not start".to_owned())?;
+    Ok((handle, serving))
+}

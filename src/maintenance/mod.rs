@@ -1,0 +1,131 @@
+//! Background work: what is due without anybody asking. Every pass is bounded and safe on all nodes
+//! at once; a pass that fails is tried again by the next one.
+
+use std::future::Future;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use crate::engine::{Engine, Fault, Swept};
+use crate::store::notify::{Ear, Heard};
+
+/// Longest pause between two looks at timers; this node's own are known to the millisecond.
+const TIMER_PAUSE: Duration = Duration::from_millis(1_000);
+/// Longest pause between two looks at leases.
+const LEASE_PAUSE: Duration = Duration::from_millis(1_000);
+/// Pause between two looks for holders that are gone.
+const ABSENT_PAUSE: Duration = Duration::from_millis(2_000);
+/// How often queues are looked through for those whose slow re-check is due.
+const RECHECK_TICK: Duration = Duration::from_millis(250);
+/// Hints that are gathered into one notification.
+const HINT_INTERVAL: Duration = Duration::from_millis(10);
+/// Pause after a pass that failed.
+const FAULT_PAUSE: Duration = Duration::from_millis(500);
+
+/// Says when to stop.
+pub type Shutdown = watch::Receiver<bool>;
+
+/// Starts all background work on the current runtime. The set is empty once it has stopped.
+pub fn start(engine: &Engine, shutdown: &Shutdown) -> JoinSet<()> {
+    let mut tasks = JoinSet::new();
+    let mut start = |name: &'static str, work: std::pin::Pin<Box<dyn Future<Output = ()> + Send>>| {
+        let mut shutdown = shutdown.clone();
+        tasks.spawn(async move {
+            tokio::select! {
+                () = work => tracing::error!(name, "background work ended by itself"),
+                _ = shutdown.wait_for(|stop| *stop) => {}
+            }
+        });
+    };
+    let of = || engine.clone();
+    start("timers", Box::pin(timers(of())));
+    start("leases", Box::pin(leases(of())));
+    start("absent", Box::pin(absent(of())));
+    start("wakes", Box::pin(wakes(of())));
+    start("recheck", Box::pin(recheck(of())));
+    start("hints", Box::pin(hints(of())));
+    start("ear", Box::pin(ear(of())));
+    tasks
+}
+
+/// How long to wait after a pass: not at all when there is more, a while when it failed.
+fn pause(swept: &Result<Swept, Fault>, longest: Duration) -> Duration {
+    match swept {
+        Ok(swept) if swept.is_full() => Duration::ZERO,
+        Ok(Swept {
+            next_ms: Some(next),
+            ..
+        }) => longest.min(Duration::from_millis(*next)),
+        Ok(_) => longest,
+        Err(_) => FAULT_PAUSE,
+    }
+}
+
+async fn timers(engine: Engine) {
+    loop {
+        let swept = engine.fire_timers().await;
+        engine.timer_alarm(pause(&swept, TIMER_PAUSE)).await;
+    }
+}
+
+async fn leases(engine: Engine) {
+    loop {
+        let swept = engine.end_leases().await;
+        engine.lease_alarm(pause(&swept, LEASE_PAUSE)).await;
+    }
+}
+
+async fn absent(engine: Engine) {
+    loop {
+        tokio::time::sleep(ABSENT_PAUSE).await;
+        // A failed pass is tried again after the same pause.
+        let _ = engine.give_back_from_absent().await;
+    }
+}
+
+async fn wakes(engine: Engine) {
+    loop {
+        engine.wake_queues().await;
+    }
+}
+
+async fn recheck(engine: Engine) {
+    loop {
+        tokio::time::sleep(RECHECK_TICK).await;
+        engine.recheck_queues();
+    }
+}
+
+async fn hints(engine: Engine) {
+    loop {
+        engine.hints_waiting().await;
+        tokio::time::sleep(HINT_INTERVAL).await;
+        if engine.send_hints().await.is_err() {
+            tokio::time::sleep(FAULT_PAUSE).await;
+        }
+    }
+}
+
+/// Hears the other nodes, and takes a lost connection for lost hints.
+async fn ear(engine: Engine) {
+    loop {
+        if let Ok(mut ear) = engine.ear().await {
+            engine.heed(&Heard::Gap);
+            hear(&engine, &mut ear).await;
+        }
+        tokio::time::sleep(FAULT_PAUSE).await;
+    }
+}
+
+async fn hear(engine: &Engine, ear: &mut Ear) {
+    loop {
+        match ear.hear().await {
+            Ok(heard) => engine.heed(&heard),
+            Err(error) => {
+                tracing::warn!(error = %error, "hints: connection lost");
+                return;
+            }
+        }
+    }
+}

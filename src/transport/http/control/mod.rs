@@ -1,0 +1,83 @@
+//! The control plane, below `/api`: start and watch workflows, look at workers and queues.
+
+mod answer;
+mod call;
+mod canonical;
+mod commands;
+mod describe;
+mod fleet;
+mod history;
+mod operation;
+mod start;
+
+use actix_web::http::StatusCode;
+use actix_web::web::{Data, Payload};
+use actix_web::{HttpRequest, web};
+use utoipa_actix_web::scope;
+
+use crate::protocol::reason::Reason;
+
+use super::api::Api;
+use super::{body, info};
+use answer::{Answer, Control};
+use call::{Allowed, OperatorOrAdmin, preamble};
+
+/// The path of this plane.
+pub const PREFIX: &str = "/api";
+
+/// The routes of this plane. The worker plane is a scope of its own and must be registered first.
+pub fn routes() -> scope::Scope<
+    impl actix_web::dev::ServiceFactory<
+        actix_web::dev::ServiceRequest,
+        Config = (),
+        Response = actix_web::dev::ServiceResponse,
+        Error = actix_web::Error,
+        InitError = (),
+    >,
+> {
+    scope::scope(PREFIX)
+        .service(info::health)
+        .service(info::ready)
+        .service(info::cluster_info)
+        .service(start::start_workflow)
+        .service(describe::list_workflows)
+        .service(history::get_workflow_history)
+        .service(history::export_workflow_history)
+        .service(commands::signal_workflow)
+        .service(commands::signal_workflow_run)
+        .service(commands::cancel_workflow)
+        .service(commands::cancel_workflow_run)
+        .service(commands::terminate_workflow)
+        .service(commands::terminate_workflow_run)
+        .service(commands::archive_workflow)
+        .service(commands::archive_workflow_run)
+        .service(describe::list_workflow_runs)
+        .service(describe::describe_workflow_run)
+        .service(describe::describe_workflow)
+        .service(fleet::list_workers)
+        .service(fleet::describe_worker)
+        .service(fleet::delete_worker)
+        .service(fleet::list_task_queues)
+        .service(fleet::describe_task_queue)
+        .map(|scope| scope.default_service(web::to(no_such_route)))
+}
+
+/// A path or method that is not served: the checks of every request, then 404 or 405.
+async fn no_such_route(request: HttpRequest, api: Data<Api>, mut payload: Payload) -> Control {
+    let refused = async {
+        body::read(&request, &mut payload, api.settings.http.max_body_bytes).await?;
+        preamble(&api, &request, OperatorOrAdmin::ROLES).await?;
+        let methods = api.routes.methods(request.path());
+        Ok::<Answer, Answer>(if methods.is_empty() {
+            Answer::refuse(StatusCode::NOT_FOUND, Reason::NotFound, "There is no such route.")
+        } else {
+            Answer::refuse(
+                StatusCode::METHOD_NOT_ALLOWED,
+                Reason::MethodNotAllowed,
+                format!("This path takes {}.", methods.join(", ")),
+            )
+            .allow(&methods)
+        })
+    };
+    Control(refused.await)
+}

@@ -1,0 +1,207 @@
+//! The `control_plane` object beside every answer on a workflow route: which operation it was, what
+//! it was about, and which fields a client may rely on.
+
+use actix_web::HttpRequest;
+use serde_json::{Map, Value, json};
+
+/// Fields of an answer that the object repeats.
+const PROJECTED: &[&str] = &[
+    "run_id", "workflow_type", "namespace", "business_key", "status", "status_bucket", "run_status",
+    "is_terminal", "task_queue", "run_number", "run_count", "workflow_count", "is_current_run",
+    "compatibility", "started_at", "closed_at", "last_progress_at", "wait_kind", "wait_reason",
+    "next_page_token", "command_id", "command_status", "command_source", "target_scope", "signal_name",
+    "query_name", "update_name", "outcome", "reason", "rejection_reason", "rejection_category",
+    "validation_errors", "result", "result_envelope", "update_id", "update_status", "principal",
+    "wait_for", "wait_timed_out", "wait_timeout_seconds", "blocked_reason", "message", "remediation",
+    "execution_owner", "identity", "declared_signals", "signal_admission", "diagnostic_status",
+    "retryable", "error_id",
+];
+
+/// An operation on a workflow route.
+#[derive(Clone, Debug)]
+pub struct Operation {
+    name: &'static str,
+    workflow_id: Option<String>,
+    run_id: Option<String>,
+    /// Name of the signal, query or update, and the field that holds it.
+    subject: Option<(&'static str, String)>,
+}
+
+/// Last segment of a route below `/api/workflows`, and the operation it stands for.
+const OPERATIONS: &[(&str, &str)] = &[
+    ("runs", "list_runs"),
+    ("history", "history"),
+    ("signal", "signal"),
+    ("query", "query"),
+    ("update", "update"),
+    ("cancel", "cancel"),
+    ("terminate", "terminate"),
+    ("repair", "repair"),
+    ("archive", "archive"),
+    ("redrive", "redrive"),
+    ("debug", "debug_workflow"),
+    ("request-cancellation", "request_cancellation"),
+];
+
+impl Operation {
+    /// The operation of a request; `None` off the workflow routes, and for an export, which is a
+    /// document of its own.
+    pub fn of(request: &HttpRequest) -> Option<Self> {
+        let path = request.path().strip_prefix("/api/workflows")?;
+        let mut segments = path.split('/').filter(|segment| !segment.is_empty());
+        let workflow_id = segments.next().map(decode);
+        let rest: Vec<&str> = segments.collect();
+        let (run_id, rest) = match rest.split_first() {
+            Some((&"runs", [run, rest @ ..])) => (Some(decode(run)), rest),
+            _ => (None, rest.as_slice()),
+        };
+        let name = match (&workflow_id, rest) {
+            (_, [.., "export"]) => return None,
+            (None, _) if request.method() == actix_web::http::Method::POST => "start",
+            (None, _) => "list",
+            (Some(_), []) if run_id.is_some() => "describe_run",
+            (Some(_), []) => "describe",
+            (Some(_), [first, ..]) => {
+                OPERATIONS.iter().find(|(segment, _)| segment == first)?.1
+            }
+        };
+        let subject = match (name, rest) {
+            ("signal", [_, subject]) => Some(("signal_name", decode(subject))),
+            ("query", [_, subject]) => Some(("query_name", decode(subject))),
+            ("update", [_, subject]) => Some(("update_name", decode(subject))),
+            _ => None,
+        };
+        Some(Self {
+            name,
+            workflow_id,
+            run_id,
+            subject,
+        })
+    }
+
+    /// The object, for an answer with these fields.
+    pub fn object(&self, body: &Map<String, Value>) -> Value {
+        let mut object = Map::new();
+        for key in PROJECTED {
+            if let Some(value) = body.get(*key) {
+                object.insert((*key).to_owned(), value.clone());
+            }
+        }
+        object.insert("schema".to_owned(), "durable-workflow.v2.control-plane-response".into());
+        object.insert("version".to_owned(), 1.into());
+        object.insert("operation".to_owned(), self.name.into());
+        let workflow_id = body
+            .get("workflow_id")
+            .filter(|id| id.is_string())
+            .cloned()
+            .or_else(|| self.workflow_id.clone().map(Value::from));
+        if let Some(workflow_id) = workflow_id {
+            object.insert("workflow_id".to_owned(), workflow_id);
+        }
+        if let Some(run_id) = &self.run_id {
+            object
+                .entry("run_id")
+                .or_insert_with(|| Value::from(run_id.clone()));
+        }
+        if let Some((field, name)) = &self.subject {
+            object.insert("operation_name".to_owned(), name.clone().into());
+            object.insert("operation_name_field".to_owned(), (*field).into());
+            object
+                .entry(*field)
+                .or_insert_with(|| Value::from(name.clone()));
+        }
+        let (required, success) = self.relied_on();
+        // A list of fields promises their keys, with or without a value.
+        for key in success {
+            object.entry(*key).or_insert(Value::Null);
+        }
+        object.insert(
+            "contract".to_owned(),
+            json!({
+                "schema": "durable-workflow.v2.control-plane-response.contract",
+                "version": 1,
+                "legacy_field_policy": "reject_non_canonical",
+                "legacy_fields": {
+                    "query": "query_name",
+                    "signal": "signal_name",
+                    "update": "update_name",
+                    "wait_policy": "wait_for",
+                },
+                "required_fields": required,
+                "success_fields": success,
+            }),
+        );
+        Value::Object(object)
+    }
+
+    /// Fields that the object always has, and those that it has on success.
+    fn relied_on(&self) -> (&'static [&'static str], &'static [&'static str]) {
+        const NAMED: &[&str] = &["workflow_id", "operation_name", "operation_name_field"];
+        match self.name {
+            "list" => (&[], &[]),
+            "start" => (&[], &["workflow_id", "outcome"]),
+            "describe_run" => (&["workflow_id"], &["run_id"]),
+            "debug_workflow" => (&[], &["run_id", "diagnostic_status"]),
+            "history" => (&["workflow_id", "run_id"], &["next_page_token"]),
+            "signal" | "update" => (NAMED, &["outcome"]),
+            "query" => (NAMED, &["result"]),
+            "describe" | "list_runs" => (&["workflow_id"], &[]),
+            _ => (&["workflow_id"], &["outcome"]),
+        }
+    }
+}
+
+/// Percent-decodes a path segment; what is no text stays as it is.
+fn decode(segment: &str) -> String {
+    let bytes = segment.as_bytes();
+    let mut decoded = Vec::with_capacity(bytes.len());
+    let mut place = 0;
+    while place < bytes.len() {
+        let hex = bytes.get(place + 1..place + 3).and_then(|hex| {
+            let hex = std::str::from_utf8(hex).ok()?;
+            u8::from_str_radix(hex, 16).ok()
+        });
+        match (bytes[place], hex) {
+            (b'%', Some(byte)) => {
+                decoded.push(byte);
+                place += 3;
+            }
+            (byte, _) => {
+                decoded.push(byte);
+                place += 1;
+            }
+        }
+    }
+    String::from_utf8(decoded).unwrap_or_else(|_| segment.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use actix_web::test::TestRequest;
+
+    fn operation(method: actix_web::http::Method, path: &str) -> Option<Operation> {
+        Operation::of(&TestRequest::default().method(method).uri(path).to_http_request())
+    }
+
+    #[test]
+    fn routes_are_known_by_their_operation() {
+        use actix_web::http::Method;
+        let name = |method, path| operation(method, path).map(|operation| operation.name);
+        assert_eq!(name(Method::POST, "/api/workflows"), Some("start"));
+        assert_eq!(name(Method::GET, "/api/workflows?status=running"), Some("list"));
+        assert_eq!(name(Method::GET, "/api/workflows/a"), Some("describe"));
+        assert_eq!(name(Method::GET, "/api/workflows/a/runs"), Some("list_runs"));
+        assert_eq!(name(Method::GET, "/api/workflows/a/runs/b"), Some("describe_run"));
+        assert_eq!(name(Method::GET, "/api/workflows/a/runs/b/history"), Some("history"));
+        assert_eq!(name(Method::GET, "/api/workflows/a/runs/b/history/export"), None);
+        assert_eq!(name(Method::POST, "/api/workflows/a/runs/b/cancel"), Some("cancel"));
+        assert_eq!(name(Method::GET, "/api/workers"), None);
+        let signal = operation(Method::POST, "/api/workflows/a%2Fb/signal/go%20on");
+        let object = signal.map(|signal| signal.object(&Map::new())).unwrap_or_default();
+        assert_eq!(object["operation_name"], "go on");
+        assert_eq!(object["workflow_id"], "a/b");
+        assert_eq!(object["signal_name"], "go on");
+        assert!(object["outcome"].is_null());
+    }
+}
