@@ -5,7 +5,7 @@ use std::net::TcpListener;
 use serde_json::Value;
 use sqlx::{Connection, PgConnection};
 
-use super::node::{self, say};
+use super::common::{self, say};
 use crate::config::Loaded;
 use crate::store::migrate;
 
@@ -24,9 +24,9 @@ pub(super) fn run(loaded: &Loaded) -> Result<(), String> {
         Err(error) => problems.push(error.to_string()),
     }
     say("\nDatabase");
-    match node::database(&loaded.settings) {
+    match common::database(&loaded.settings) {
         Err(problem) => problems.push(problem),
-        Ok(options) => node::runtime()?.block_on(database(&options, &mut problems)),
+        Ok(options) => common::runtime()?.block_on(database(&options, &mut problems)),
     }
     if problems.is_empty() {
         say("\nNothing stands in the way.");

@@ -1,8 +1,8 @@
 //! The command line: sub-commands, their flags, exit codes.
 
+mod common;
 mod dev;
 mod doctor;
-mod node;
 mod openapi;
 
 use std::path::PathBuf;
@@ -98,14 +98,14 @@ impl ServeArgs {
 pub fn run() -> Result<(), String> {
     match Cli::parse().command {
         Command::Dev(args) => dev::run(&args),
-        Command::Serve(args) => node::serve(args.load()?.settings),
+        Command::Serve(args) => common::serve(args.load()?.settings),
         Command::Migrate(args) => {
             let settings = args.load()?.settings;
-            let options = node::database(&settings)?;
-            node::runtime()?.block_on(async {
+            let options = common::database(&settings)?;
+            common::runtime()?.block_on(async {
                 migrate::run(&options).await.map_err(|error| error.to_string())
             })?;
-            node::say(&format!("The schema is at version {}.", migrate::known_version()));
+            common::say(&format!("The schema is at version {}.", migrate::known_version()));
             Ok(())
         }
         Command::Openapi(args) => openapi::run(&args),

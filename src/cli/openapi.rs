@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, ValueEnum};
 use utoipa::openapi::OpenApi;
 
-use super::node::say;
+use super::common::say;
 use crate::transport::http::openapi as documents;
 
 /// Flags of `openapi`.

@@ -1,13 +1,10 @@
 //! One node: connected, serving, and stopped in order.
 
-use std::io::Write;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
 
 use sqlx::postgres::PgConnectOptions;
-use tokio::runtime::Runtime;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
 use crate::config::Settings;
@@ -16,78 +13,12 @@ use crate::domain::run;
 use crate::engine::{self, Engine};
 use crate::maintenance;
 use crate::store::{PoolSizes, Store, migrate};
-use crate::telemetry::{logging, metrics};
+use crate::telemetry::metrics;
 use crate::transport::http::api::Api;
 use crate::transport::http::{openapi, server};
 
 /// How long maintenance is given to stop.
 const MAINTENANCE_GRACE: Duration = Duration::from_secs(2);
-
-/// Prints a line for the person at the terminal.
-pub(super) fn say(line: &str) {
-    // A closed terminal is no reason to fail.
-    let _ = writeln!(std::io::stdout(), "{line}");
-}
-
-/// The runtime of the engine; requests have threads of their own.
-pub(super) fn runtime() -> Result<Runtime, String> {
-    tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .thread_name("leasehold")
-        .build()
-        .map_err(|error| format!("the runtime cannot be started: {error}"))
-}
-
-/// How the configured database is reached.
-pub(super) fn database(settings: &Settings) -> Result<PgConnectOptions, String> {
-    let Some(url) = &settings.database.url else {
-        return Err("No database configured. Set DATABASE_URL=postgres://user:password@host/db, \
-                    or use `leasehold dev` for a private one."
-            .to_owned());
-    };
-    // The text of the error may hold the URL, and with it the password.
-    url.reveal()
-        .parse()
-        .map_err(|_| "DATABASE_URL is not a postgres:// URL.".to_owned())
-}
-
-/// Serves on the configured database until a signal comes.
-pub(super) fn serve(settings: Settings) -> Result<(), String> {
-    let options = database(&settings)?;
-    logging::start(&settings.log.format, &settings.log.filter)?;
-    let runtime = runtime()?;
-    runtime.block_on(async {
-        let mut signals = Signals::new()?;
-        let node = Node::start(settings, options).await?;
-        node.announce();
-        signals.wait().await;
-        node.stop().await;
-        Ok(())
-    })
-}
-
-/// The signals that end a node. Made once, so that none is missed between two looks.
-pub(super) struct Signals {
-    interrupt: Signal,
-    terminate: Signal,
-}
-
-impl Signals {
-    pub fn new() -> Result<Self, String> {
-        let listen = |kind| signal(kind).map_err(|error| format!("signals cannot be heard: {error}"));
-        Ok(Self {
-            interrupt: listen(SignalKind::interrupt())?,
-            terminate: listen(SignalKind::terminate())?,
-        })
-    }
-
-    pub async fn wait(&mut self) {
-        tokio::select! {
-            _ = self.interrupt.recv() => {}
-            _ = self.terminate.recv() => {}
-        }
-    }
-}
 
 /// A node that serves.
 pub struct Node {
@@ -141,7 +72,7 @@ impl Node {
         })
     }
 
-    /// The address that it listens on.
+    /// The address that it listens on; with port 0 configured, the port that was given.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -152,7 +83,7 @@ impl Node {
     }
 
     /// Says in the log what it serves.
-    pub(super) fn announce(&self) {
+    pub fn announce(&self) {
         tracing::info!(
             address = %self.address,
             worker_protocol = %self.api.advertised,
