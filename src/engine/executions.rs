@@ -380,9 +380,8 @@ async fn start(
     let now = core.clock.now();
     let run = RunId::new(now, uuid::Uuid::new_v4().as_u128());
     let mut decision = run::start(run, request, now, &core.settings.run);
-    match write(core, &mut decision).await? {
+    match write(core, &mut decision, None).await? {
         Written::Committed(_) => {
-            core.runs.written(&decision.write, None);
             return Ok(Started {
                 state: Arc::new(decision.write.next),
                 new: true,

@@ -365,12 +365,8 @@ async fn process(core: &Core, slot: &Slot, jobs: Vec<Job>) {
             put_front(&mut waiting, left);
             continue;
         };
-        match write(core, &mut decision).await {
+        match write(core, &mut decision, Some(&cached)).await {
             Ok(Written::Committed(at)) => {
-                core.runs.written(&decision.write, Some(&cached));
-                for created in &decision.created {
-                    core.runs.written(created, None);
-                }
                 let state = Arc::new(decision.write.next);
                 let left = answer(round, said, &state, at);
                 put_front(&mut waiting, left);

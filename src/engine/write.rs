@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::{Core, claims};
 use super::error::Fault;
+use super::runs::Cached;
 use crate::domain::decision::{Decision, FIRST_ATTEMPT, HandOff, TaskEffect, TimerEffect};
 use crate::domain::ids::{TaskId, TaskNo};
 use crate::domain::routing::TaskKind;
@@ -29,10 +30,15 @@ struct Promise {
     task: TaskId,
 }
 
-/// Makes a decision durable and gives out what it opened.
+/// Makes a decision durable, remembers the runs that it wrote, and gives out what it opened. `base` is
+/// the deciding run before the decision, if it existed.
 ///
 /// Must run to its end once begun: it is called from tasks of the engine, never from a request.
-pub(super) async fn write(core: &Core, decision: &mut Decision) -> Result<Written, Fault> {
+pub(super) async fn write(
+    core: &Core,
+    decision: &mut Decision,
+    base: Option<&Cached>,
+) -> Result<Written, Fault> {
     let now = core.clock.now();
     let promises = promise(core, decision, now);
     let written = match Item::new(decision) {
@@ -55,6 +61,11 @@ pub(super) async fn write(core: &Core, decision: &mut Decision) -> Result<Writte
     match written {
         Ok(Written::Committed(at)) => {
             core.clock.observe(at);
+            // Before anybody is given a task of these runs: whoever gets it looks here first.
+            core.runs.written(&decision.write, base);
+            for created in &decision.created {
+                core.runs.written(created, None);
+            }
             keep(core, decision, promises, at);
             announce(core, decision, at);
         }

@@ -13,7 +13,7 @@ use super::super::time::Timestamp;
 
 /// One fact.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(tag = "fact", rename_all = "snake_case")]
+#[serde(rename_all = "snake_case")]
 pub enum Fact {
     /// The run began; always the first fact of a run.
     Begun(Box<Begun>),

@@ -116,8 +116,12 @@ fn bundle(export: &Export, exported_at: &str) -> Result<Answer, Answer> {
     let begun = &state.begun;
     let close = state.close.as_deref();
     let output = close.and_then(|close| close.output.as_ref());
-    let events: Value =
+    let mut events: Vec<Value> =
         serde_json::from_str(&format!("[{}]", export.page.events)).map_err(Fault::from)?;
+    for event in &mut events {
+        // Bundles name the type twice: readers of either spelling are about.
+        event["type"] = event["event_type"].clone();
+    }
     let mut bundle = json!({
         "schema": "durable-workflow.v2.history-export",
         "schema_version": 1,
@@ -147,7 +151,7 @@ fn bundle(export: &Export, exported_at: &str) -> Result<Answer, Answer> {
             "arguments": {"available": true, "data": begun.input},
             "output": {"available": output.is_some(), "data": output},
         },
-        "summary": null,
+        "summary": {"status": state.status().as_str(), "history_events": state.last_event()},
         "selected_run": {},
         "history_events": events,
         "waits": [],
@@ -164,7 +168,7 @@ fn bundle(export: &Export, exported_at: &str) -> Result<Answer, Answer> {
         "links": {"projection_source": null, "parents": [], "children": []},
         "codec_schemas": {},
         "payload_manifest": {"version": 1, "entries": []},
-        "redaction": null,
+        "redaction": {"applied": false, "policy": null, "paths": []},
     });
     let checksum = Sha256::digest(canonical::text(&bundle));
     let checksum: String = checksum.iter().map(|byte| format!("{byte:02x}")).collect();
