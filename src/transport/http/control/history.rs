@@ -119,8 +119,12 @@ fn bundle(export: &Export, exported_at: &str) -> Result<Answer, Answer> {
     let mut events: Vec<Value> =
         serde_json::from_str(&format!("[{}]", export.page.events)).map_err(Fault::from)?;
     for event in &mut events {
-        // Bundles name the type twice: readers of either spelling are about.
-        event["type"] = event["event_type"].clone();
+        // A bundle calls it `type`, and readers refuse both names at once.
+        if let Some(fields) = event.as_object_mut()
+            && let Some(event_type) = fields.remove("event_type")
+        {
+            fields.insert("type".to_owned(), event_type);
+        }
     }
     let mut bundle = json!({
         "schema": "durable-workflow.v2.history-export",

@@ -1,0 +1,11 @@
+//! Integration tests: the server in this process, over HTTP, on a real PostgreSQL.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    missing_docs,
+    reason = "a test stops at the first thing that is not as it should be"
+)]
+
+mod life;
+mod support;
