@@ -267,6 +267,12 @@ pub enum Part {
     Failure,
     /// A link between two runs, numbered by the event that records it.
     Link,
+    /// A wait for a condition or a signal, numbered by its step.
+    Wait,
+    /// An update, numbered by the command that brought it.
+    Update,
+    /// A call of a child workflow, numbered by its step.
+    Call,
 }
 
 impl Part {
@@ -279,6 +285,9 @@ impl Part {
             Self::Command => 'c',
             Self::Failure => 'f',
             Self::Link => 'l',
+            Self::Wait => 'w',
+            Self::Update => 'u',
+            Self::Call => 'k',
         }
     }
 }
@@ -307,7 +316,11 @@ mod tests {
             assert_eq!(bad.parse::<RunId>(), Err(NotAnId), "{bad}");
         }
         for bad in ["-0", "-01", "-+1", "--1", "-4294967296", "-"] {
-            assert_eq!(format!("{run}{bad}").parse::<TaskId>(), Err(NotAnId), "{bad}");
+            assert_eq!(
+                format!("{run}{bad}").parse::<TaskId>(),
+                Err(NotAnId),
+                "{bad}"
+            );
         }
     }
 

@@ -1,6 +1,9 @@
 //! Parallel groups: the metadata that commands carry, and what a group still waits for.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::ids::Step;
 
@@ -10,14 +13,35 @@ use super::ids::Step;
 pub struct PathEntry {
     /// `{prefix}:{base}:{size}`.
     pub parallel_group_id: String,
-    /// `activity`, `child`, `timer` or `mixed`.
+    /// `activity`, `child`, `timer`, `condition`, `signal` or `mixed`.
     pub parallel_group_kind: String,
+    /// `select` for a selection, whose first finished member wins.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub parallel_group_mode: Option<String>,
     /// Step of the group's first leaf.
     pub parallel_group_base_sequence: Step,
     /// Leaves in the group.
     pub parallel_group_size: u32,
     /// This leaf's place in the group, from 0.
     pub parallel_group_index: u32,
+    /// The leaf's member of a selection.
+    #[serde(flatten)]
+    pub member: Option<SelectionMember>,
+}
+
+/// A member of a selection, as its leaves name it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SelectionMember {
+    /// The author's name for it: text or a number.
+    pub selection_member_key: Value,
+    /// Its place among the members, from 0.
+    pub selection_member_index: u32,
+    /// Step of its first leaf.
+    pub selection_member_base_sequence: Step,
+    /// Its leaves.
+    pub selection_member_size: u32,
+    /// `activity`, `child`, `timer`, `condition`, `signal` or `group`.
+    pub selection_member_kind: String,
 }
 
 /// A command's place in its groups: the path from the outermost group inwards, never empty. The
@@ -65,19 +89,12 @@ impl Path {
     }
 }
 
-/// The six group keys of an event payload; all absent for a step outside any group.
+/// The group keys of an event payload: the innermost level and the whole path; all absent for a step
+/// outside any group.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GroupFields {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    parallel_group_id: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    parallel_group_kind: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    parallel_group_base_sequence: Option<Step>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    parallel_group_size: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    parallel_group_index: Option<u32>,
+    #[serde(flatten)]
+    innermost: Option<PathEntry>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     parallel_group_path: Vec<PathEntry>,
 }
@@ -91,18 +108,10 @@ impl GroupFields {
 
 impl From<Option<&Path>> for GroupFields {
     fn from(path: Option<&Path>) -> Self {
-        let Some(path) = path else {
-            return Self::default();
-        };
-        let inner = path.innermost();
-        Self {
-            parallel_group_id: Some(inner.parallel_group_id.clone()),
-            parallel_group_kind: Some(inner.parallel_group_kind.clone()),
-            parallel_group_base_sequence: Some(inner.parallel_group_base_sequence),
-            parallel_group_size: Some(inner.parallel_group_size),
-            parallel_group_index: Some(inner.parallel_group_index),
+        path.map_or_else(Self::default, |path| Self {
+            innermost: Some(path.innermost().clone()),
             parallel_group_path: path.0.clone(),
-        }
+        })
     }
 }
 
@@ -113,6 +122,12 @@ pub enum StepKind {
     Activity,
     /// A timer.
     Timer,
+    /// A child workflow.
+    Child,
+    /// A wait for a condition.
+    Condition,
+    /// A wait for a signal.
+    SignalWait,
 }
 
 /// One recorded leaf of a group.
@@ -124,12 +139,62 @@ pub struct Member {
     pub path: Path,
 }
 
+/// How a leaf ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeafEnd {
+    /// The event that says so.
+    pub sequence: u64,
+    /// Its type.
+    pub event_type: &'static str,
+    /// It failed, timed out or was cancelled.
+    pub failed: bool,
+    /// Identity of the operation.
+    pub identity: String,
+}
+
+/// What the end of a leaf means for whoever waits for its group.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Consequence {
+    /// A workflow task must see it.
+    pub wake: bool,
+    /// A selection was decided by it.
+    pub resolved: Option<Resolution>,
+}
+
+/// The member that won a selection, and by which event.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Resolution {
+    /// The selection.
+    pub group: PathEntry,
+    /// The winner.
+    pub member: SelectionMember,
+    /// Identity of the winning operation.
+    pub identity: String,
+    /// The deciding event.
+    pub sequence: u64,
+    /// Its type.
+    pub event_type: &'static str,
+    /// The winner failed.
+    pub failed: bool,
+}
+
+/// What a selection knows of one of its members.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Chosen {
+    open: u32,
+    failed: bool,
+    cancelled: bool,
+}
+
 /// A recorded outermost group: who is in it and how many leaves are still open.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Group {
     members: Vec<Option<Member>>,
     open: u32,
     finished_at: Option<u64>,
+    /// Members of a selection by their first step; nothing for a group that is awaited as a whole.
+    selection: BTreeMap<Step, Chosen>,
+    winner: Option<Step>,
 }
 
 impl Group {
@@ -139,11 +204,22 @@ impl Group {
             members: vec![None; usize::try_from(size).unwrap_or(0)],
             open: size,
             finished_at: None,
+            selection: BTreeMap::new(),
+            winner: None,
         }
     }
 
     /// Records the leaf at `index`.
     pub fn record(&mut self, index: u32, member: Member) {
+        if let Some(selected) = &member.path.outermost().member {
+            self.selection
+                .entry(selected.selection_member_base_sequence)
+                .or_insert(Chosen {
+                    open: selected.selection_member_size,
+                    failed: false,
+                    cancelled: false,
+                });
+        }
         if let Some(place) = self.members.get_mut(index as usize) {
             *place = Some(member);
         }
@@ -159,17 +235,85 @@ impl Group {
         self.members.iter().all(Option::is_some)
     }
 
-    /// A leaf reached its end in event `sequence`. Returns whether the group is finished.
-    pub fn close_leaf(&mut self, sequence: u64) -> bool {
-        self.open = self.open.saturating_sub(1);
-        if self.open == 0 {
-            self.finished_at.get_or_insert(sequence);
-        }
-        self.open == 0
-    }
-
     /// The event that finished the group.
     pub fn finished_at(&self) -> Option<u64> {
         self.finished_at
+    }
+
+    /// The leaves of a member of a selection that starts at `base`.
+    pub fn selected(&self, base: Step) -> impl Iterator<Item = &Path> {
+        self.members
+            .iter()
+            .flatten()
+            .map(|member| &member.path)
+            .filter(move |path| {
+                path.outermost()
+                    .member
+                    .as_ref()
+                    .is_some_and(|member| member.selection_member_base_sequence == base)
+            })
+    }
+
+    /// Whether a member of a selection has reached its end, or was cancelled.
+    pub fn is_over(&self, base: Step) -> bool {
+        self.selection
+            .get(&base)
+            .is_none_or(|chosen| chosen.failed || chosen.cancelled || chosen.open == 0)
+    }
+
+    /// A member of a selection was cancelled: the ends of its leaves mean nothing any more.
+    pub fn cancel(&mut self, base: Step) {
+        if let Some(chosen) = self.selection.get_mut(&base) {
+            chosen.cancelled = true;
+        }
+    }
+
+    /// A selection was decided.
+    pub fn decide(&mut self, base: Step) {
+        self.winner.get_or_insert(base);
+    }
+
+    /// A leaf reached its end. A group wakes the workflow when its last leaf ends, or at once when one
+    /// fails, so that the code can react. A selection wakes it when a member ends, and the first one
+    /// that does has won.
+    pub fn close_leaf(&mut self, path: &Path, end: &LeafEnd) -> Consequence {
+        self.open = self.open.saturating_sub(1);
+        if self.open == 0 {
+            self.finished_at.get_or_insert(end.sequence);
+        }
+        let outer = path.outermost();
+        let Some(member) = &outer.member else {
+            return Consequence {
+                wake: end.failed || self.open == 0,
+                resolved: None,
+            };
+        };
+        let base = member.selection_member_base_sequence;
+        let Some(chosen) = self.selection.get_mut(&base) else {
+            return Consequence::default();
+        };
+        let was_over = chosen.failed || chosen.cancelled;
+        chosen.open = chosen.open.saturating_sub(1);
+        chosen.failed |= end.failed;
+        let over = chosen.failed || chosen.open == 0;
+        if was_over || !over {
+            return Consequence::default();
+        }
+        let resolved = self.winner.is_none().then(|| Resolution {
+            group: outer.clone(),
+            member: member.clone(),
+            identity: if member.selection_member_kind == "group" {
+                format!("group:{base}:{}", member.selection_member_size)
+            } else {
+                end.identity.clone()
+            },
+            sequence: end.sequence,
+            event_type: end.event_type,
+            failed: end.failed,
+        });
+        Consequence {
+            wake: true,
+            resolved,
+        }
     }
 }

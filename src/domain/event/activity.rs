@@ -1,5 +1,8 @@
 //! Payloads of activity events. All events of one activity repeat its identity and its groups.
-#![allow(missing_docs, reason = "field names are the contract's keys; each type says what happened")]
+#![allow(
+    missing_docs,
+    reason = "field names are the contract's keys; each type says what happened"
+)]
 
 use std::sync::Arc;
 
@@ -21,6 +24,11 @@ pub struct ActivityKeys {
     pub activity_type: Arc<str>,
     pub sequence: Step,
     pub activity_task_id: TaskId,
+    /// `local` for an activity that its worker ran inside a workflow task.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub execution_mode: Option<Word>,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub local_activity: Option<bool>,
     #[serde(flatten)]
     pub group: GroupFields,
 }
@@ -59,6 +67,8 @@ pub struct ActivityStarted {
     pub activity_attempt_id: String,
     pub attempt_number: u32,
     pub lease_owner: String,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub worker_attempt_id: Option<Arc<str>>,
 }
 
 /// The last heartbeat of an attempt, recorded with the attempt's outcome.
@@ -155,4 +165,6 @@ pub struct ActivityCancelled {
     pub activity_attempt_id: Option<String>,
     pub attempt_number: u32,
     pub cancelled_at: Timestamp,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub message: Option<String>,
 }

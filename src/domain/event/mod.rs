@@ -4,13 +4,19 @@
 //! reader relies on `null`.
 
 mod activity;
+mod child;
 mod marker;
 mod timer;
+mod update;
+mod wait;
 mod workflow;
 
 pub use activity::*;
+pub use child::*;
 pub use marker::*;
 pub use timer::*;
+pub use update::*;
+pub use wait::*;
 pub use workflow::*;
 
 use std::borrow::Cow;
@@ -80,8 +86,13 @@ bodies! {
     ActivityScheduled, ActivityStarted, ActivityHeartbeatRecorded, ActivityRetryScheduled,
     ActivityCompleted, ActivityFailed, ActivityTimedOut, ActivityCancelled,
     TimerScheduled, TimerFired, TimerCancelled,
-    SideEffectRecorded, VersionMarkerRecorded,
-    SignalReceived,
+    ChildWorkflowScheduled, ChildRunStarted, ChildRunCompleted, ChildRunFailed, ChildRunCancelled,
+    ChildRunTerminated, ParentClosePolicyApplied,
+    ConditionWaitOpened, ConditionWaitSatisfied, ConditionWaitTimedOut,
+    SignalReceived, SignalWaitOpened, SignalApplied,
+    UpdateAccepted, UpdateRejected, UpdateApplied, UpdateCompleted,
+    SideEffectRecorded, VersionMarkerRecorded, SearchAttributesUpserted, MemoUpserted,
+    SelectionResolved, SelectionOperationCancelled,
     CancelRequested, TerminateRequested, ArchiveRequested,
     WorkflowCompleted, WorkflowFailed, WorkflowCancelled, WorkflowTerminated, WorkflowTimedOut,
     WorkflowArchived,
@@ -104,7 +115,11 @@ impl Event {
     ///
     /// # Errors
     /// A payload cannot be written as JSON, which no value of these types provokes.
-    pub fn write_all(run: RunId, namespace: &Namespace, events: &[Self]) -> serde_json::Result<String> {
+    pub fn write_all(
+        run: RunId,
+        namespace: &Namespace,
+        events: &[Self],
+    ) -> serde_json::Result<String> {
         let mut out = Vec::with_capacity(events.len() * 768);
         for event in events {
             if !out.is_empty() {

@@ -1,11 +1,18 @@
 //! Payloads of timer events. A plain timer has no `timer_kind`: readers take its absence as the kind.
-#![allow(missing_docs, reason = "field names are the contract's keys; each type says what happened")]
+#![allow(
+    missing_docs,
+    reason = "field names are the contract's keys; each type says what happened"
+)]
+
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
 use crate::domain::ids::Step;
 use crate::domain::parallel::GroupFields;
 use crate::domain::time::Timestamp;
+
+use super::{ConditionKeys, Word};
 
 /// The keys that every event of a timer repeats.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -14,6 +21,15 @@ pub struct TimerKeys {
     pub sequence: Step,
     pub delay_seconds: u64,
     pub fire_at: Timestamp,
+    /// What the timer limits, when it is not a timer of the workflow itself.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub timer_kind: Option<Word>,
+    #[serde(flatten)]
+    pub condition: Option<ConditionKeys>,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub signal_wait_id: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub signal_name: Option<Arc<str>>,
     #[serde(flatten)]
     pub group: GroupFields,
 }

@@ -1,5 +1,8 @@
 //! Payloads of the events that open, steer and close a run.
-#![allow(missing_docs, reason = "field names are the contract's keys; each type says what happened")]
+#![allow(
+    missing_docs,
+    reason = "field names are the contract's keys; each type says what happened"
+)]
 
 use std::sync::Arc;
 
@@ -47,6 +50,22 @@ pub struct WorkflowStarted {
     pub run_deadline_at: Option<Timestamp>,
     pub timestamp: Timestamp,
     pub continued_from_run_id: Option<RunId>,
+    pub declared_queries: Vec<String>,
+    pub declared_signals: Vec<String>,
+    pub declared_updates: Vec<String>,
+    pub declared_update_validators: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub parent_workflow_instance_id: Option<WorkflowId>,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub parent_workflow_run_id: Option<RunId>,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub parent_sequence: Option<Step>,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub child_call_id: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub retry_attempt: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub retry_of_child_workflow_run_id: Option<RunId>,
 }
 
 /// The run ended and a successor took its place.
@@ -126,6 +145,10 @@ pub struct WorkflowFailed {
     pub exception_class: Option<String>,
     pub message: String,
     pub exception: Option<Json>,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub failed_step_sequence: Option<Step>,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub failed_activity_execution_id: Option<String>,
 }
 
 /// The keys that the closings from outside share.
