@@ -102,7 +102,15 @@ mod tests {
     #[test]
     fn the_token_opens_the_gate_and_nothing_else_does() {
         let gate = Gate::new(Some("right"));
-        for refused in [None, Some(""), Some("Bearer"), Some("Bearer "), Some("Bearer wrong"), Some("Basic right"), Some("right")] {
+        for refused in [
+            None,
+            Some(""),
+            Some("Bearer"),
+            Some("Bearer "),
+            Some("Bearer wrong"),
+            Some("Basic right"),
+            Some("right"),
+        ] {
             assert_eq!(gate.admit(refused).err(), Some(Unauthorized), "{refused:?}");
         }
         for admitted in ["Bearer right", "bearer right", "BEARER  right "] {

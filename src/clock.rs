@@ -51,7 +51,11 @@ impl Clock {
 
     /// The database's time now, at most a network delay behind.
     pub fn now(&self) -> Timestamp {
-        let offset = self.sample.lock().unwrap_or_else(PoisonError::into_inner).offset;
+        let offset = self
+            .sample
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .offset;
         Timestamp::from_micros(offset.saturating_add(self.elapsed(Instant::now())))
     }
 
@@ -71,6 +75,9 @@ mod tests {
         clock.observe(Timestamp::from_micros(9_000_000));
         assert!(clock.now() >= Timestamp::from_micros(9_000_000));
         clock.observe(Timestamp::from_micros(5_000));
-        assert!(clock.now() >= Timestamp::from_micros(9_000_000), "a slower sample is ignored");
+        assert!(
+            clock.now() >= Timestamp::from_micros(9_000_000),
+            "a slower sample is ignored"
+        );
     }
 }

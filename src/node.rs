@@ -38,7 +38,9 @@ impl Node {
     /// The text says what went wrong and what to do.
     pub async fn start(settings: Settings, options: PgConnectOptions) -> Result<Self, String> {
         if settings.database.migrate {
-            migrate::run(&options).await.map_err(|error| error.to_string())?;
+            migrate::run(&options)
+                .await
+                .map_err(|error| error.to_string())?;
         }
         let address = settings.address().map_err(|error| error.to_string())?;
         let listener = TcpListener::bind(address)
@@ -59,7 +61,13 @@ impl Node {
         let maintenance = maintenance::start(&engine, &shutdown);
         let threads = settings.http.threads;
         let metrics = metrics::start();
-        let api = Arc::new(Api::new(engine, settings, server_id, metrics, openapi::routes())?);
+        let api = Arc::new(Api::new(
+            engine,
+            settings,
+            server_id,
+            metrics,
+            openapi::routes(),
+        )?);
         let (server, serving) = start_listener(listener, Arc::clone(&api), threads)?;
         Ok(Self {
             api,
@@ -127,7 +135,11 @@ fn engine_settings(settings: &Settings, server_id: &str) -> engine::Settings {
         max_parked_polls: settings.long_poll.max_parked,
         lanes: usize::try_from(settings.database.commit_lanes).unwrap_or(2),
         // Two nodes on one machine must not take each other's hints for their own.
-        node: format!("{server_id}:{}:{}", std::process::id(), uuid::Uuid::new_v4().simple()),
+        node: format!(
+            "{server_id}:{}:{}",
+            std::process::id(),
+            uuid::Uuid::new_v4().simple()
+        ),
     }
 }
 
@@ -142,10 +154,17 @@ fn server_id(settings: &Settings) -> String {
         .unwrap_or_else(|| "leasehold".to_owned())
 }
 
-type Listening = (actix_web::dev::ServerHandle, std::thread::JoinHandle<std::io::Result<()>>);
+type Listening = (
+    actix_web::dev::ServerHandle,
+    std::thread::JoinHandle<std::io::Result<()>>,
+);
 
 /// Starts the listener on a thread and runtime of its own.
-fn start_listener(listener: TcpListener, api: Arc<Api>, threads: usize) -> Result<Listening, String> {
+fn start_listener(
+    listener: TcpListener,
+    api: Arc<Api>,
+    threads: usize,
+) -> Result<Listening, String> {
     let (sender, receiver) = std::sync::mpsc::channel();
     let serving = std::thread::Builder::new()
         .name("leasehold-http".to_owned())

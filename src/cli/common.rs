@@ -28,9 +28,11 @@ pub(super) fn runtime() -> Result<Runtime, String> {
 /// How the configured database is reached.
 pub(super) fn database(settings: &Settings) -> Result<PgConnectOptions, String> {
     let Some(url) = &settings.database.url else {
-        return Err("No database configured. Set DATABASE_URL=postgres://user:password@host/db, \
+        return Err(
+            "No database configured. Set DATABASE_URL=postgres://user:password@host/db, \
                     or use `leasehold dev` for a private one."
-            .to_owned());
+                .to_owned(),
+        );
     };
     // The text of the error may hold the URL, and with it the password.
     url.reveal()
@@ -61,7 +63,8 @@ pub(super) struct Signals {
 
 impl Signals {
     pub fn new() -> Result<Self, String> {
-        let listen = |kind| signal(kind).map_err(|error| format!("signals cannot be heard: {error}"));
+        let listen =
+            |kind| signal(kind).map_err(|error| format!("signals cannot be heard: {error}"));
         Ok(Self {
             interrupt: listen(SignalKind::interrupt())?,
             terminate: listen(SignalKind::terminate())?,

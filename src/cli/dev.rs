@@ -18,11 +18,17 @@ const WATCH: Duration = Duration::from_millis(200);
 pub(super) fn run(args: &DevArgs) -> Result<(), String> {
     let settings = args.serve.load()?.settings;
     logging::start(&settings.log.format, &settings.log.filter)?;
-    let dir = args.data_dir.clone().unwrap_or_else(managed_pg::default_dir);
+    let dir = args
+        .data_dir
+        .clone()
+        .unwrap_or_else(managed_pg::default_dir);
     if args.reset
         && let Some(kept) = managed_pg::reset(&dir).map_err(text)?
     {
-        say(&format!("The private database was moved to {}.", kept.display()));
+        say(&format!(
+            "The private database was moved to {}.",
+            kept.display()
+        ));
     }
     // On this thread, before any runtime: the database ends with the thread that started it.
     let mut cluster = start(args, dir)?;
@@ -77,7 +83,9 @@ async fn serve(settings: Settings, cluster: &mut Cluster) -> Result<(), String> 
 fn greet(node: &Node, cluster: &Cluster, token: bool, advertised: &str) {
     let url = format!("http://{}", node.address());
     say("");
-    say(&format!("Leasehold serves on {url} (worker protocol {advertised})."));
+    say(&format!(
+        "Leasehold serves on {url} (worker protocol {advertised})."
+    ));
     say("");
     say("Point an SDK or a terminal at it:");
     say(&format!("  export DURABLE_WORKFLOW_SERVER_URL={url}"));
@@ -91,7 +99,9 @@ fn greet(node: &Node, cluster: &Cluster, token: bool, advertised: &str) {
     say(&format!("  {}", cluster.psql_command()));
     say("");
     if advertised == "1.13" {
-        say("Today's official SDKs need worker protocol 1.20: start again with --worker-protocol 1.20.");
+        say(
+            "Today's official SDKs need worker protocol 1.20: start again with --worker-protocol 1.20.",
+        );
     }
     say("Ctrl-C stops it; the data stays.");
 }

@@ -38,7 +38,11 @@ pub(super) fn run(loaded: &Loaded) -> Result<(), String> {
 fn print(loaded: &Loaded, prefix: &str, value: &Value) {
     if let Value::Object(fields) = value {
         for (key, value) in fields {
-            let path = if prefix.is_empty() { key.clone() } else { format!("{prefix}.{key}") };
+            let path = if prefix.is_empty() {
+                key.clone()
+            } else {
+                format!("{prefix}.{key}")
+            };
             print(loaded, &path, value);
         }
         return;
@@ -64,12 +68,20 @@ async fn database(options: &sqlx::postgres::PgConnectOptions, problems: &mut Vec
         Err(error) => problems.push(format!("the database does not answer: {error}")),
         Ok((version, fsync, synchronous, full_page, now)) => {
             say(&format!("  PostgreSQL {version}"));
-            say(&format!("  fsync={fsync} synchronous_commit={synchronous} full_page_writes={full_page}"));
-            if [&fsync, &full_page].iter().any(|setting| setting.as_str() != "on") || synchronous == "off" {
+            say(&format!(
+                "  fsync={fsync} synchronous_commit={synchronous} full_page_writes={full_page}"
+            ));
+            if [&fsync, &full_page]
+                .iter()
+                .any(|setting| setting.as_str() != "on")
+                || synchronous == "off"
+            {
                 problems.push("the database may lose acknowledged writes: turn fsync, synchronous_commit and full_page_writes on".to_owned());
             }
             let difference = chrono::Utc::now().timestamp_millis() - now;
-            say(&format!("  its clock and this node's differ by {difference} ms"));
+            say(&format!(
+                "  its clock and this node's differ by {difference} ms"
+            ));
             if difference.abs() > CLOCK_DIFFERENCE_MS {
                 say("  (deadlines follow the database's clock; logs follow this node's)");
             }
@@ -77,9 +89,13 @@ async fn database(options: &sqlx::postgres::PgConnectOptions, problems: &mut Vec
     }
     match migrate::current(&mut connection).await {
         Ok(schema) => {
-            say(&format!("  schema {schema}, this binary needs {}", migrate::known_version()));
+            say(&format!(
+                "  schema {schema}, this binary needs {}",
+                migrate::known_version()
+            ));
             if schema > migrate::known_version() {
-                problems.push("the schema is newer than this binary: upgrade the binary".to_owned());
+                problems
+                    .push("the schema is newer than this binary: upgrade the binary".to_owned());
             }
         }
         Err(error) => problems.push(format!("the schema cannot be read: {error}")),

@@ -103,9 +103,14 @@ pub fn run() -> Result<(), String> {
             let settings = args.load()?.settings;
             let options = common::database(&settings)?;
             common::runtime()?.block_on(async {
-                migrate::run(&options).await.map_err(|error| error.to_string())
+                migrate::run(&options)
+                    .await
+                    .map_err(|error| error.to_string())
             })?;
-            common::say(&format!("The schema is at version {}.", migrate::known_version()));
+            common::say(&format!(
+                "The schema is at version {}.",
+                migrate::known_version()
+            ));
             Ok(())
         }
         Command::Openapi(args) => openapi::run(&args),

@@ -46,7 +46,9 @@ impl Plane {
     }
 
     fn text(self) -> Result<String, String> {
-        self.document().to_yaml().map_err(|error| format!("the document cannot be written: {error}"))
+        self.document()
+            .to_yaml()
+            .map_err(|error| format!("the document cannot be written: {error}"))
     }
 }
 

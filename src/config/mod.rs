@@ -196,8 +196,14 @@ const ALIASES: &[(&str, &str)] = &[
     ("DW_DEFAULT_NAMESPACE", "default_namespace"),
     ("DW_SERVER_ID", "server_id"),
     ("DW_WORKER_POLL_TIMEOUT", "long_poll.default_seconds"),
-    ("DW_WORKER_STALE_AFTER_SECONDS", "workers.stale_after_seconds"),
-    ("DW_WORKER_HEARTBEAT_INTERVAL_SECONDS", "workers.heartbeat_interval_seconds"),
+    (
+        "DW_WORKER_STALE_AFTER_SECONDS",
+        "workers.stale_after_seconds",
+    ),
+    (
+        "DW_WORKER_HEARTBEAT_INTERVAL_SECONDS",
+        "workers.heartbeat_interval_seconds",
+    ),
     ("DW_WORKFLOW_TASK_TIMEOUT", "leases.workflow_task_seconds"),
     ("DW_ACTIVITY_TASK_TIMEOUT", "leases.activity_seconds"),
     ("RUST_LOG", "log.filter"),
@@ -297,7 +303,10 @@ fn check(settings: &Settings) -> Result<(), ConfigError> {
     let impossible = |key, problem: String| Err(ConfigError::Impossible { key, problem });
     match &settings.auth.token {
         Some(token) if token.reveal().is_empty() => {
-            return impossible("auth.token", "the token is empty; leave it out or set one".to_owned());
+            return impossible(
+                "auth.token",
+                "the token is empty; leave it out or set one".to_owned(),
+            );
         }
         None if !address.ip().is_loopback() && !settings.auth.insecure_no_auth => {
             return impossible(
@@ -311,15 +320,39 @@ fn check(settings: &Settings) -> Result<(), ConfigError> {
         _ => {}
     }
     let positive: [(&'static str, u64); 9] = [
-        ("long_poll.default_seconds", settings.long_poll.default_seconds),
-        ("workers.heartbeat_interval_seconds", settings.workers.heartbeat_interval_seconds),
-        ("workers.stale_after_seconds", settings.workers.stale_after_seconds),
-        ("leases.workflow_task_seconds", settings.leases.workflow_task_seconds),
+        (
+            "long_poll.default_seconds",
+            settings.long_poll.default_seconds,
+        ),
+        (
+            "workers.heartbeat_interval_seconds",
+            settings.workers.heartbeat_interval_seconds,
+        ),
+        (
+            "workers.stale_after_seconds",
+            settings.workers.stale_after_seconds,
+        ),
+        (
+            "leases.workflow_task_seconds",
+            settings.leases.workflow_task_seconds,
+        ),
         ("leases.activity_seconds", settings.leases.activity_seconds),
-        ("history.page_size_default", settings.history.page_size_default.into()),
-        ("database.read_connections", settings.database.read_connections.into()),
-        ("database.hot_connections", settings.database.hot_connections.into()),
-        ("database.commit_lanes", settings.database.commit_lanes.into()),
+        (
+            "history.page_size_default",
+            settings.history.page_size_default.into(),
+        ),
+        (
+            "database.read_connections",
+            settings.database.read_connections.into(),
+        ),
+        (
+            "database.hot_connections",
+            settings.database.hot_connections.into(),
+        ),
+        (
+            "database.commit_lanes",
+            settings.database.commit_lanes.into(),
+        ),
     ];
     for (key, value) in positive {
         if value == 0 {
@@ -327,15 +360,24 @@ fn check(settings: &Settings) -> Result<(), ConfigError> {
         }
     }
     if settings.long_poll.default_seconds > MAX_POLL_SECONDS {
-        return impossible("long_poll.default_seconds", format!("must be at most {MAX_POLL_SECONDS}"));
+        return impossible(
+            "long_poll.default_seconds",
+            format!("must be at most {MAX_POLL_SECONDS}"),
+        );
     }
     if settings.history.page_size_default > settings.history.page_size_max {
-        return impossible("history.page_size_default", "is larger than page_size_max".to_owned());
+        return impossible(
+            "history.page_size_default",
+            "is larger than page_size_max".to_owned(),
+        );
     }
     if settings.default_namespace.is_empty()
         || settings.default_namespace != settings.default_namespace.to_lowercase()
     {
-        return impossible("default_namespace", "must be lower case and not empty".to_owned());
+        return impossible(
+            "default_namespace",
+            "must be lower case and not empty".to_owned(),
+        );
     }
     if !matches!(settings.log.format.as_str(), "text" | "json") {
         return impossible("log.format", "must be text or json".to_owned());
@@ -376,7 +418,10 @@ mod tests {
             },
             ..Settings::default()
         };
-        let shown = format!("{settings:?} {}", serde_json::to_string(&settings).unwrap_or_default());
+        let shown = format!(
+            "{settings:?} {}",
+            serde_json::to_string(&settings).unwrap_or_default()
+        );
         assert!(!shown.contains("hunter2"), "{shown}");
     }
 }

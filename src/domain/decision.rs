@@ -145,7 +145,8 @@ impl Effects {
                 task.handed_to = None;
             }
             _ => {
-                self.tasks.insert(no, TaskEffect::Again { available_at: at });
+                self.tasks
+                    .insert(no, TaskEffect::Again { available_at: at });
             }
         }
     }
@@ -293,10 +294,13 @@ impl RunWrite {
 
     /// Tasks that this write opens for anyone, with their rows.
     pub fn opened(&self) -> impl Iterator<Item = (TaskNo, &NewTask)> {
-        self.effects.tasks.iter().filter_map(|(no, effect)| match effect {
-            TaskEffect::Open(task) => Some((*no, task)),
-            _ => None,
-        })
+        self.effects
+            .tasks
+            .iter()
+            .filter_map(|(no, effect)| match effect {
+                TaskEffect::Open(task) => Some((*no, task)),
+                _ => None,
+            })
     }
 }
 

@@ -307,7 +307,11 @@ mod tests {
             assert_eq!(bad.parse::<RunId>(), Err(NotAnId), "{bad}");
         }
         for bad in ["-0", "-01", "-+1", "--1", "-4294967296", "-"] {
-            assert_eq!(format!("{run}{bad}").parse::<TaskId>(), Err(NotAnId), "{bad}");
+            assert_eq!(
+                format!("{run}{bad}").parse::<TaskId>(),
+                Err(NotAnId),
+                "{bad}"
+            );
         }
     }
 

@@ -89,7 +89,10 @@ mod tests {
 
     #[test]
     fn reported_failures_back_off_after_the_third() {
-        assert_eq!([1, 2, 3, 4, 99].map(after_report), [0, 0, 500, 1_000, 60_000]);
+        assert_eq!(
+            [1, 2, 3, 4, 99].map(after_report),
+            [0, 0, 500, 1_000, 60_000]
+        );
         assert_eq!([1, 2, 99].map(after_blocked), [1_000, 2_000, 60_000]);
     }
 }

@@ -72,7 +72,9 @@ mod tests {
     #[test]
     fn backoff_is_a_list_whose_last_entry_repeats() {
         let policy = policy(5, &[1, 2]);
-        let waits: Vec<_> = (1..=5).map(|failures| policy.backoff_after(failures)).collect();
+        let waits: Vec<_> = (1..=5)
+            .map(|failures| policy.backoff_after(failures))
+            .collect();
         assert_eq!(waits, [Some(1), Some(2), Some(2), Some(2), None]);
     }
 

@@ -70,7 +70,11 @@ impl From<DateTime<Utc>> for Timestamp {
 
 impl fmt::Display for Timestamp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.to_chrono().to_rfc3339_opts(SecondsFormat::Micros, true))
+        f.write_str(
+            &self
+                .to_chrono()
+                .to_rfc3339_opts(SecondsFormat::Micros, true),
+        )
     }
 }
 
@@ -108,7 +112,9 @@ mod tests {
 
     #[test]
     fn arithmetic_never_leaves_the_range() {
-        let time = Timestamp::from_micros(1).plus_seconds(u64::MAX).plus_millis(u64::MAX);
+        let time = Timestamp::from_micros(1)
+            .plus_seconds(u64::MAX)
+            .plus_millis(u64::MAX);
         assert_eq!(time.to_string(), "9999-12-31T23:59:59.999999Z");
         assert_eq!(Timestamp::from_micros(5).millis_since(time), 0);
     }

@@ -226,13 +226,22 @@ mod tests {
             status: WorkerStatus::Draining,
             ..first
         };
-        assert_eq!(again(&draining, &[("a", "2")])?.status, WorkerStatus::Draining);
+        assert_eq!(
+            again(&draining, &[("a", "2")])?.status,
+            WorkerStatus::Draining
+        );
         Ok(())
     }
 
     #[test]
     fn silence_is_inclusive() -> Result<(), Refused> {
-        let worker = register(None, "d".into(), "w".into(), description(&[]), Timestamp::from_micros(0))?;
+        let worker = register(
+            None,
+            "d".into(),
+            "w".into(),
+            description(&[]),
+            Timestamp::from_micros(0),
+        )?;
         assert!(!worker.is_stale(Timestamp::from_micros(59_999_999), 60));
         assert!(worker.is_stale(Timestamp::from_micros(60_000_000), 60));
         Ok(())

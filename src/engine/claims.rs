@@ -27,7 +27,9 @@ pub(super) fn look(core: &Core, key: &QueueKey) {
 /// Claims until nobody waits or nothing is left.
 pub(super) fn start(core: &Core, key: QueueKey) {
     if let Some(core) = core.me.upgrade() {
-        core.runtime.clone().spawn(async move { run(&core, &key).await });
+        core.runtime
+            .clone()
+            .spawn(async move { run(&core, &key).await });
     }
 }
 

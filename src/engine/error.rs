@@ -35,7 +35,9 @@ impl From<sqlx::Error> for Fault {
             sqlx::Error::Database(database)
                 if database.code().is_some_and(|code| {
                     // Syntax, data and constraint errors cannot be cured by trying again.
-                    ["42", "22", "23"].iter().any(|class| code.starts_with(class))
+                    ["42", "22", "23"]
+                        .iter()
+                        .any(|class| code.starts_with(class))
                 }) =>
             {
                 tracing::error!(error = %error, "store: statement refused");

@@ -198,7 +198,9 @@ impl Engine {
         )
         .await
         .map_err(Fault::from)?;
-        let Some(receipt) = receipt else { return Ok(None) };
+        let Some(receipt) = receipt else {
+            return Ok(None);
+        };
         let mut differs = Vec::new();
         if receipt.name != *command.name {
             differs.push("name");
@@ -360,14 +362,16 @@ pub(super) async fn observe(core: &Core, run: RunId) -> Result<ObservedLease, Fa
         return Ok(ObservedLease::Free);
     };
     let row = lease::read(&core.store.reads, TaskId { run, no: task.no }).await?;
-    Ok(match row.and_then(|row| Some((row.owner?, row.attempt, row.live))) {
-        Some((owner, attempt, live)) => ObservedLease::Held {
-            owner,
-            attempt,
-            live,
+    Ok(
+        match row.and_then(|row| Some((row.owner?, row.attempt, row.live))) {
+            Some((owner, attempt, live)) => ObservedLease::Held {
+                owner,
+                attempt,
+                live,
+            },
+            None => ObservedLease::Free,
         },
-        None => ObservedLease::Free,
-    })
+    )
 }
 
 async fn start(

@@ -27,7 +27,9 @@ pub(super) async fn give_back(
     let mut lost = Vec::new();
     let mut kept = Vec::new();
     for row in rows {
-        let Some(owner) = row.owner.clone() else { continue };
+        let Some(owner) = row.owner.clone() else {
+            continue;
+        };
         core.leases.closed(row.task);
         match after_loss(row.attempt) {
             AfterLoss::Again(delay_ms) => {
@@ -52,7 +54,9 @@ pub(super) async fn give_back(
     let places = lease::give_back(&core.store.hot, which, &lost).await?;
     let mut given = GivenBack::default();
     for place in places {
-        let (Some(row), Some(lost)) = (kept.get(place), lost.get(place)) else { continue };
+        let (Some(row), Some(lost)) = (kept.get(place), lost.get(place)) else {
+            continue;
+        };
         given.workflow += u64::from(row.kind == TaskKind::Workflow);
         metrics::counter!("dw_leases_lost_total", "kind" => row.kind.as_str()).increment(1);
         let key = QueueKey {

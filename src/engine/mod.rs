@@ -20,9 +20,7 @@ mod write;
 pub use error::{ApplyError, Fault};
 pub use executions::{Accepted, CommandError, CommandTarget, SignalCommand, StartError, Started};
 pub use hints::Hint;
-pub use polls::{
-    ActivityTaskView, Page, PollRefused, PollRequest, Polled, WorkflowTaskView,
-};
+pub use polls::{ActivityTaskView, Page, PollRefused, PollRequest, Polled, WorkflowTaskView};
 pub use reads::{Export, NotFound, ReadError, RunView};
 pub use reports::{Heartbeat, Holder, RenewedLease, ReportRefused, Reported};
 pub use runs::Applied;
@@ -174,7 +172,10 @@ impl Engine {
     /// [`Fault`].
     pub async fn namespace_exists(&self, name: &Namespace) -> Result<bool, Fault> {
         let known = |core: &Core| {
-            let names = core.namespaces.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+            let names = core
+                .namespaces
+                .read()
+                .unwrap_or_else(std::sync::PoisonError::into_inner);
             names.iter().any(|known| known == name.as_str())
         };
         if known(&self.core) {
@@ -212,7 +213,9 @@ async fn give_back_dropped(core: Arc<Core>, mut dropped: mpsc::Receiver<GrantedL
             Ok(places) => {
                 metrics::counter!("dw_polls_abandoned_total").increment(places.len() as u64);
                 for place in places {
-                    let Some(lease) = leases.get(place) else { continue };
+                    let Some(lease) = leases.get(place) else {
+                        continue;
+                    };
                     if let Some(key) = queue_of(&core, lease).await {
                         core.hints.ready(&key);
                         claims::ready(&core, &key);
@@ -226,7 +229,9 @@ async fn give_back_dropped(core: Arc<Core>, mut dropped: mpsc::Receiver<GrantedL
 }
 
 async fn queue_of(core: &Arc<Core>, lease: &GrantedLease) -> Option<QueueKey> {
-    let row = crate::store::lease::read(&core.store.hot, lease.task).await.ok()??;
+    let row = crate::store::lease::read(&core.store.hot, lease.task)
+        .await
+        .ok()??;
     Some(QueueKey {
         kind: row.kind,
         namespace: row.namespace,

@@ -124,7 +124,11 @@ impl Engine {
         request: &PollRequest,
     ) -> Result<Profile, PollRefused> {
         let said = &worker.description;
-        if let Some(other) = request.queues.iter().find(|queue| !said.queues.contains(queue)) {
+        if let Some(other) = request
+            .queues
+            .iter()
+            .find(|queue| !said.queues.contains(queue))
+        {
             return Err(PollRefused::QueueMismatch {
                 registered: said.queues.clone(),
                 requested: other.clone(),
@@ -206,9 +210,7 @@ impl Engine {
             namespace: request.namespace.clone(),
             worker: request.worker_id.clone(),
         };
-        let parked = core
-            .registry
-            .park(keys.clone(), worker, profile, poller);
+        let parked = core.registry.park(keys.clone(), worker, profile, poller);
         let Some(mut waiting) = parked else {
             return Ok(Polled::Shutdown);
         };
@@ -303,11 +305,21 @@ impl Engine {
     ) -> Result<Option<WorkflowTaskView>, Fault> {
         let seen = lease.seen.unwrap_or(0);
         let mut cached = runs::recent(&self.core, lease.task.run).await?;
-        if cached.as_ref().is_none_or(|cached| cached.state.last_event() < seen) {
+        if cached
+            .as_ref()
+            .is_none_or(|cached| cached.state.last_event() < seen)
+        {
             cached = runs::newest(&self.core, lease.task.run).await?;
         }
-        let Some(cached) = cached else { return Ok(None) };
-        if cached.state.workflow_task.as_ref().is_none_or(|task| task.no != lease.task.no) {
+        let Some(cached) = cached else {
+            return Ok(None);
+        };
+        if cached
+            .state
+            .workflow_task
+            .as_ref()
+            .is_none_or(|task| task.no != lease.task.no)
+        {
             return Ok(None);
         }
         let page = self.page(&cached, 1, seen, page_size).await?;

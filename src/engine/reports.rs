@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
+use super::Engine;
 use super::error::{ApplyError, Fault};
 use super::polls::Page;
 use super::runs::{self, Applied};
-use super::Engine;
 use crate::domain::command::Command;
 use crate::domain::event::Json;
 use crate::domain::ids::{Namespace, TaskId, WorkerId};
@@ -213,8 +213,12 @@ impl Engine {
     ) -> Result<Reported, ReportRefused> {
         let resolved = self.resolve(&holder, TaskKind::Workflow).await?;
         let report = report(&holder, &resolved, digest);
-        self.report_workflow_task(&holder, resolved, Input::CompleteWorkflowTask { report, commands })
-            .await
+        self.report_workflow_task(
+            &holder,
+            resolved,
+            Input::CompleteWorkflowTask { report, commands },
+        )
+        .await
     }
 
     /// A worker could not process a workflow task, or has nothing to do.
@@ -229,8 +233,12 @@ impl Engine {
     ) -> Result<Reported, ReportRefused> {
         let resolved = self.resolve(&holder, TaskKind::Workflow).await?;
         let report = report(&holder, &resolved, digest);
-        self.report_workflow_task(&holder, resolved, Input::FailWorkflowTask { report, failure })
-            .await
+        self.report_workflow_task(
+            &holder,
+            resolved,
+            Input::FailWorkflowTask { report, failure },
+        )
+        .await
     }
 
     async fn report_workflow_task(
@@ -241,7 +249,8 @@ impl Engine {
     ) -> Result<Reported, ReportRefused> {
         let attempt = resolved.attempt;
         let applied = runs::apply(&self.core, holder.task.run, input).await;
-        self.finish(holder, TaskKind::Workflow, attempt, applied).await
+        self.finish(holder, TaskKind::Workflow, attempt, applied)
+            .await
     }
 
     /// A worker reported the outcome of an activity attempt.
@@ -265,7 +274,8 @@ impl Engine {
             beat: resolved.row.as_ref().and_then(last_beat),
         });
         let applied = runs::apply(&self.core, holder.task.run, input).await;
-        self.finish(&holder, TaskKind::Activity, attempt, applied).await
+        self.finish(&holder, TaskKind::Activity, attempt, applied)
+            .await
     }
 
     /// Turns what a run said into what the worker is told.
@@ -277,7 +287,11 @@ impl Engine {
         applied: Result<Applied, ApplyError>,
     ) -> Result<Reported, ReportRefused> {
         let error = match applied {
-            Ok(Applied { reply: Reply::TimedOutInstead, state, .. }) => {
+            Ok(Applied {
+                reply: Reply::TimedOutInstead,
+                state,
+                ..
+            }) => {
                 return Err(ReportRefused::RunTimedOut(state));
             }
             Ok(applied) => {
@@ -395,7 +409,10 @@ impl Engine {
     ///
     /// # Errors
     /// [`ReportRefused`]; nothing has changed.
-    pub async fn heartbeat_workflow_task(&self, holder: Holder) -> Result<RenewedLease, ReportRefused> {
+    pub async fn heartbeat_workflow_task(
+        &self,
+        holder: Holder,
+    ) -> Result<RenewedLease, ReportRefused> {
         let resolved = self.resolve(&holder, TaskKind::Workflow).await?;
         let attempt = resolved.attempt;
         match self.renew(&holder, attempt, false, None).await? {
@@ -513,7 +530,8 @@ impl Engine {
             None if state.receipt(holder.task.no, attempt).is_some() => "attempt_closed",
             None if !state.activities.contains_key(&holder.task.no) => "activity_not_running",
             None => match self.explain(&holder, TaskKind::Activity, attempt).await? {
-                refused @ (ReportRefused::OwnerMismatch { .. } | ReportRefused::AttemptNotFound) => {
+                refused
+                @ (ReportRefused::OwnerMismatch { .. } | ReportRefused::AttemptNotFound) => {
                     return Err(refused);
                 }
                 _ => "stale_attempt",

@@ -109,7 +109,9 @@ impl Runs {
             slot.used.store(used, Ordering::Relaxed);
             return Arc::clone(slot);
         }
-        if slots.len() >= RUNS_KEPT || self.history_bytes.load(Ordering::Relaxed) > HISTORY_BYTES_KEPT {
+        if slots.len() >= RUNS_KEPT
+            || self.history_bytes.load(Ordering::Relaxed) > HISTORY_BYTES_KEPT
+        {
             self.evict(&mut slots);
         }
         let slot = Arc::new(Slot {
@@ -150,7 +152,9 @@ impl Runs {
             .as_ref()
             .is_none_or(|known| known.state.version <= cached.state.version)
         {
-            let before = known.replace(cached).map_or(0, |before| history_bytes(&before));
+            let before = known
+                .replace(cached)
+                .map_or(0, |before| history_bytes(&before));
             self.history_bytes.fetch_add(bytes, Ordering::Relaxed);
             let _ = self
                 .history_bytes
@@ -214,7 +218,11 @@ pub(super) async fn recent(core: &Core, run: RunId) -> Result<Option<Cached>, Fa
 }
 
 /// The run at `version` at least; an older memory is caught up from the database.
-pub(super) async fn at_least(core: &Core, run: RunId, version: u64) -> Result<Option<Cached>, Fault> {
+pub(super) async fn at_least(
+    core: &Core,
+    run: RunId,
+    version: u64,
+) -> Result<Option<Cached>, Fault> {
     let slot = core.runs.slot(run);
     let known = lock(&slot.cached).clone();
     match known {
@@ -231,11 +239,10 @@ pub(super) async fn newest(core: &Core, run: RunId) -> Result<Option<Cached>, Fa
 /// Reads the batches that are new and folds them in.
 async fn refresh(core: &Core, slot: &Slot) -> Result<Option<Cached>, Fault> {
     let known = lock(&slot.cached).clone();
-    let (version, next_event) = known
-        .as_ref()
-        .map_or((0, 0), |known| (known.state.version, known.state.next_event));
-    let batches =
-        load::batches_after(&core.store.reads, slot.run, version, next_event).await?;
+    let (version, next_event) = known.as_ref().map_or((0, 0), |known| {
+        (known.state.version, known.state.next_event)
+    });
+    let batches = load::batches_after(&core.store.reads, slot.run, version, next_event).await?;
     metrics::counter!("dw_run_loads_total").increment(1);
     if batches.is_empty() {
         return Ok(known);
@@ -259,7 +266,9 @@ async fn refresh(core: &Core, slot: &Slot) -> Result<Option<Cached>, Fault> {
             && batch.count > 0
         {
             let last = batch.first_event + u64::from(batch.count) - 1;
-            history.batches.push((batch.first_event, last, batch.events));
+            history
+                .batches
+                .push((batch.first_event, last, batch.events));
         }
     }
     let Some(state) = state else { return Ok(None) };
@@ -288,7 +297,9 @@ pub(super) async fn apply(core: &Arc<Core>, run: RunId, input: Input) -> Answer 
             inbox.draining = true;
             let core = Arc::clone(core);
             let slot = Arc::clone(&slot);
-            core.clone().runtime.spawn(async move { drain(&core, &slot).await });
+            core.clone()
+                .runtime
+                .spawn(async move { drain(&core, &slot).await });
         }
     }
     outcome.await.unwrap_or(Err(ApplyError::Fault(Fault::Bug)))
@@ -403,33 +414,31 @@ async fn process(core: &Core, slot: &Slot, jobs: Vec<Job>) {
 }
 
 /// Decides the inputs of one round, each on the state that those before it lead to.
-fn decide_round(
-    core: &Core,
-    state: &RunState,
-    round: &[Job],
-) -> (Option<Decision>, Vec<Said>) {
+fn decide_round(core: &Core, state: &RunState, round: &[Job]) -> (Option<Decision>, Vec<Said>) {
     let now = core.clock.now();
     let mut merged: Option<Decision> = None;
     let mut said = Vec::with_capacity(round.len());
     for job in round {
         let state = merged.as_ref().map_or(state, |merged| &merged.write.next);
-        said.push(match decide(state, job.input.clone(), now, &core.settings.run) {
-            Ok(Verdict::Answer(reply)) => Said::Decided(reply),
-            Ok(Verdict::Commit(decision, reply)) => {
-                let both_claim = decision.claim.is_some()
-                    && merged.as_ref().is_some_and(|merged| merged.claim.is_some());
-                if both_claim {
-                    Said::Deferred
-                } else {
-                    merged = Some(match merged.take() {
-                        None => *decision,
-                        Some(merged) => merged.then(*decision),
-                    });
-                    Said::Decided(reply)
+        said.push(
+            match decide(state, job.input.clone(), now, &core.settings.run) {
+                Ok(Verdict::Answer(reply)) => Said::Decided(reply),
+                Ok(Verdict::Commit(decision, reply)) => {
+                    let both_claim = decision.claim.is_some()
+                        && merged.as_ref().is_some_and(|merged| merged.claim.is_some());
+                    if both_claim {
+                        Said::Deferred
+                    } else {
+                        merged = Some(match merged.take() {
+                            None => *decision,
+                            Some(merged) => merged.then(*decision),
+                        });
+                        Said::Decided(reply)
+                    }
                 }
-            }
-            Err(refusal) => Said::Refused(refusal),
-        });
+                Err(refusal) => Said::Refused(refusal),
+            },
+        );
     }
     (merged, said)
 }

@@ -205,7 +205,9 @@ async fn fire(core: &Arc<Core>, run: RunId, keys: Vec<TimerKey>) {
             },
             Err(ApplyError::NoSuchRun) => return discard(core, run, &keys, |_| true).await,
             Err(ApplyError::Refused(Refusal::NothingToDo)) => {
-                let Ok(Some(cached)) = runs::newest(core, run).await else { return };
+                let Ok(Some(cached)) = runs::newest(core, run).await else {
+                    return;
+                };
                 return discard(core, run, &keys, |key| !cached.state.expects(key)).await;
             }
             Err(ApplyError::FenceLost) if keys.len() > 1 => {
@@ -238,7 +240,9 @@ async fn discard(core: &Core, run: RunId, keys: &[TimerKey], useless: impl Fn(Ti
 }
 
 fn time_out(core: &Arc<Core>, overdue: OverdueRow) {
-    let Some(owner) = overdue.row.owner.clone() else { return };
+    let Some(owner) = overdue.row.owner.clone() else {
+        return;
+    };
     let task = overdue.row.task;
     let input = Input::Overdue(Overdue {
         no: task.no,

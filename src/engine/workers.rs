@@ -135,8 +135,7 @@ impl Engine {
                 namespace,
                 worker: worker_id,
             };
-            let existed =
-                workers::remove(&core.store.reads, &key.namespace, &key.worker).await?;
+            let existed = workers::remove(&core.store.reads, &key.namespace, &key.worker).await?;
             core.known.forget(&key);
             core.hints.worker(&key);
             core.registry.end_worker(&key, Ended::Superseded);
@@ -161,8 +160,9 @@ impl Engine {
             )
             .await?;
             let found = held.len();
-            workflow_tasks +=
-                leases_lost::give_back(&self.core, held, lease::Which::Named).await?.workflow;
+            workflow_tasks += leases_lost::give_back(&self.core, held, lease::Which::Named)
+                .await?
+                .workflow;
             if i64::try_from(found).unwrap_or(i64::MAX) < GIVE_BACK_BATCH {
                 return Ok(workflow_tasks);
             }
@@ -227,15 +227,22 @@ impl Engine {
 
     /// Whether a worker has been silent for too long.
     pub fn is_stale(&self, worker: &Registration) -> bool {
-        worker.is_stale(self.core.clock.now(), self.core.settings.stale_after_seconds)
+        worker.is_stale(
+            self.core.clock.now(),
+            self.core.settings.stale_after_seconds,
+        )
     }
 
     /// A live worker polls: that counts as being heard of, so that one which only polls stays alive.
     pub(super) async fn poll_is_life(&self, worker: &Registration) -> Result<(), Fault> {
         let silent = self.core.clock.now().millis_since(worker.last_heartbeat_at);
         if silent >= POLL_IS_LIFE_AFTER_MS {
-            self.heartbeat_worker(&worker.namespace, &worker.worker_id, &workers::Beat::default())
-                .await?;
+            self.heartbeat_worker(
+                &worker.namespace,
+                &worker.worker_id,
+                &workers::Beat::default(),
+            )
+            .await?;
         }
         Ok(())
     }

@@ -3,9 +3,9 @@
 
 use std::time::Duration;
 
-use super::{Core, claims};
 use super::error::Fault;
 use super::runs::Cached;
+use super::{Core, claims};
 use crate::domain::decision::{Decision, FIRST_ATTEMPT, HandOff, TaskEffect, TimerEffect};
 use crate::domain::ids::{TaskId, TaskNo};
 use crate::domain::routing::TaskKind;
@@ -90,8 +90,12 @@ fn promise(core: &Core, decision: &mut Decision, now: Timestamp) -> Vec<Promise>
             .map(|(no, _)| no)
             .collect();
         for no in opened {
-            let Some(task) = write.effects.opened_mut(no) else { continue };
-            let Some(poll) = core.registry.reserve(&task.routing) else { continue };
+            let Some(task) = write.effects.opened_mut(no) else {
+                continue;
+            };
+            let Some(poll) = core.registry.reserve(&task.routing) else {
+                continue;
+            };
             let key = QueueKey::from(&task.routing);
             let to = HandOff {
                 owner: poll.poller().owner.clone(),
@@ -174,8 +178,10 @@ fn ready_at(core: &Core, key: &QueueKey, available_at: Timestamp, at: Timestamp)
         core.hints.ready(key);
         claims::ready(core, key);
     } else {
-        core.wakes
-            .set(key, Duration::from_millis(available_at.millis_since(at) + 1));
+        core.wakes.set(
+            key,
+            Duration::from_millis(available_at.millis_since(at) + 1),
+        );
     }
 }
 

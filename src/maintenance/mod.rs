@@ -29,7 +29,8 @@ pub type Shutdown = watch::Receiver<bool>;
 /// Starts all background work on the current runtime. The set is empty once it has stopped.
 pub fn start(engine: &Engine, shutdown: &Shutdown) -> JoinSet<()> {
     let mut tasks = JoinSet::new();
-    let mut start = |name: &'static str, work: std::pin::Pin<Box<dyn Future<Output = ()> + Send>>| {
+    let mut start = |name: &'static str,
+                     work: std::pin::Pin<Box<dyn Future<Output = ()> + Send>>| {
         let mut shutdown = shutdown.clone();
         tasks.spawn(async move {
             tokio::select! {

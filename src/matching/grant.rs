@@ -3,8 +3,8 @@
 
 use tokio::sync::mpsc;
 
-use crate::domain::routing::TaskKind;
 use crate::domain::ids::{TaskId, WorkerId};
+use crate::domain::routing::TaskKind;
 use crate::domain::time::Timestamp;
 
 /// Give-backs that may wait to be written; what is over is left to the end of the lease.

@@ -255,8 +255,13 @@ impl Drop for Guard {
 impl Inner {
     fn remove(&mut self, keys: &[QueueKey], parked: &Parked) {
         for key in keys {
-            let Some(queue) = self.queues.get_mut(key) else { continue };
-            let group = queue.groups.iter_mut().find(|group| group.profile == parked.profile);
+            let Some(queue) = self.queues.get_mut(key) else {
+                continue;
+            };
+            let group = queue
+                .groups
+                .iter_mut()
+                .find(|group| group.profile == parked.profile);
             if let Some(group) = group {
                 group.parked.remove(&parked.ticket);
             }
@@ -272,7 +277,11 @@ impl Inner {
                 .queues
                 .entry(key.clone())
                 .or_insert_with(|| Queue::new(now));
-            let group = match queue.groups.iter().position(|group| group.profile == *profile) {
+            let group = match queue
+                .groups
+                .iter()
+                .position(|group| group.profile == *profile)
+            {
                 Some(place) => &mut queue.groups[place],
                 None => {
                     queue.groups.push(Group {
@@ -431,7 +440,9 @@ impl Registry {
             let profile = group.profile.clone();
             let mut reserved = Vec::new();
             while reserved.len() < limit {
-                let Some((_, parked)) = group.parked.pop_first() else { break };
+                let Some((_, parked)) = group.parked.pop_first() else {
+                    break;
+                };
                 if parked.reserve() {
                     reserved.push(Reserved { parked });
                 }

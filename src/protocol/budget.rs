@@ -43,7 +43,11 @@ impl Budget {
     /// The dimensions that reached the level of [`Budget::pressure`].
     pub fn dimensions(&self) -> Vec<&'static str> {
         let hard = self.reached(&HARD);
-        if hard.is_empty() { self.reached(&WARNING) } else { hard }
+        if hard.is_empty() {
+            self.reached(&WARNING)
+        } else {
+            hard
+        }
     }
 }
 
@@ -56,9 +60,15 @@ mod tests {
         let small = Budget::of(7_999, 0, 159);
         assert_eq!((small.pressure(), small.dimensions()), ("ok", vec![]));
         let warned = Budget::of(8_000, 4_194_304, 0);
-        assert_eq!((warned.pressure(), warned.dimensions()), ("approaching", vec!["event_count", "size_bytes"]));
+        assert_eq!(
+            (warned.pressure(), warned.dimensions()),
+            ("approaching", vec!["event_count", "size_bytes"])
+        );
         let full = Budget::of(8_000, 0, 200);
-        assert_eq!((full.pressure(), full.dimensions()), ("continue_as_new_recommended", vec!["fan_out"]));
+        assert_eq!(
+            (full.pressure(), full.dimensions()),
+            ("continue_as_new_recommended", vec!["fan_out"])
+        );
         assert!(full.continue_as_new_recommended());
     }
 }

@@ -127,7 +127,10 @@ mod tests {
     #[test]
     fn waiting_is_told_by_type_or_sentence() {
         assert!(is_waiting("workflowtaskwaitingforhistory", ""));
-        assert!(is_waiting("Other", "Workflow task waiting for scheduled history."));
+        assert!(is_waiting(
+            "Other",
+            "Workflow task waiting for scheduled history."
+        ));
         assert!(!is_waiting("Other", "waiting"));
     }
 

@@ -36,9 +36,13 @@ fn number_parameters(template: &str) -> String {
     let mut next = 1;
     let mut rest = template;
     while let Some(open) = rest.find('{') {
-        let Some(close) = rest[open..].find('}') else { break };
+        let Some(close) = rest[open..].find('}') else {
+            break;
+        };
         statement.push_str(&rest[..open]);
-        let types = rest[open + 1..open + close].split_once(':').map_or("", |(_, types)| types);
+        let types = rest[open + 1..open + close]
+            .split_once(':')
+            .map_or("", |(_, types)| types);
         let parameters: Vec<String> = types
             .split(',')
             .map(|kind| {
@@ -176,8 +180,10 @@ impl<'a> Columns<'a> {
                 to.changed_next_event.push(header.next_event_id);
                 to.changed_status.push(header.status);
                 to.changed_reason.push(header.closed_reason);
-                to.changed_closed.push(header.closed_at.map(Timestamp::to_chrono));
-                to.changed_progress.push(header.last_progress_at.to_chrono());
+                to.changed_closed
+                    .push(header.closed_at.map(Timestamp::to_chrono));
+                to.changed_progress
+                    .push(header.last_progress_at.to_chrono());
                 to.changed_archived.push(header.archived);
             }
         }
@@ -348,7 +354,9 @@ mod tests {
     fn every_placeholder_has_a_column() {
         let text = statement();
         assert!(!text.contains('{'), "a placeholder was left");
-        let highest = (1..).take_while(|n| text.contains(&format!("${n}::"))).count();
+        let highest = (1..)
+            .take_while(|n| text.contains(&format!("${n}::")))
+            .count();
         assert_eq!(highest, 94, "parameters in the statement");
     }
 }

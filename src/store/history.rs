@@ -29,7 +29,8 @@ pub async fn range(pool: &PgPool, run: RunId, from: u64, to: u64) -> sqlx::Resul
     .bind(to.cast_signed())
     .fetch_all(pool)
     .await?;
-    let mut page = String::with_capacity(batches.iter().map(|(_, _, events)| events.len() + 1).sum());
+    let mut page =
+        String::with_capacity(batches.iter().map(|(_, _, events)| events.len() + 1).sum());
     let mut count = 0;
     for (first, events_in_batch, events) in &batches {
         let first = unsigned(*first);

@@ -1,9 +1,9 @@
 //! A decision as rows: what the door writes for it, in the door's own columns.
 
 use crate::domain::decision::{Claim, Decision, HandOff, RunWrite, TaskEffect, TimerEffect};
-use crate::domain::routing::TaskKind;
 use crate::domain::ids::RunId;
 use crate::domain::lease::Hold;
+use crate::domain::routing::TaskKind;
 use crate::domain::run::CloseReason;
 use crate::domain::time::Timestamp;
 
@@ -252,9 +252,9 @@ fn run_rows(write: &mut RunWrite) -> serde_json::Result<RunRows> {
         run_number: int(begun.run_number),
     });
     debug_assert!(
-        next.close
-            .as_ref()
-            .is_none_or(|close| close.reason != CloseReason::Continued || close.continued_to.is_some())
+        next.close.as_ref().is_none_or(
+            |close| close.reason != CloseReason::Continued || close.continued_to.is_some()
+        )
     );
     let history = HistoryRow {
         first_event_id: long(write.first_event),
@@ -279,7 +279,10 @@ fn run_rows(write: &mut RunWrite) -> serde_json::Result<RunRows> {
             TaskEffect::Close => rows.tasks_closed.push(int(*no)),
             TaskEffect::Again { available_at } => rows.tasks_again.push((int(*no), *available_at)),
             TaskEffect::Open(task) => {
-                let owner = task.handed_to.as_ref().map(|to: &HandOff| to.owner.to_string());
+                let owner = task
+                    .handed_to
+                    .as_ref()
+                    .map(|to: &HandOff| to.owner.to_string());
                 let seen = owner.is_some() && task.routing.kind == TaskKind::Workflow;
                 rows.tasks_opened.push(OpenedRow {
                     task_no: int(*no),
@@ -289,7 +292,8 @@ fn run_rows(write: &mut RunWrite) -> serde_json::Result<RunRows> {
                     task_type: task.routing.task_type.to_string(),
                     priority: task.routing.priority.into(),
                     fairness_key: task.routing.fairness_key.as_deref().map(str::to_owned),
-                    fairness_weight: i16::try_from(task.routing.fairness_weight).unwrap_or(i16::MAX),
+                    fairness_weight: i16::try_from(task.routing.fairness_weight)
+                        .unwrap_or(i16::MAX),
                     build_id: task.routing.build_id.as_deref().map(str::to_owned),
                     needs: task.routing.needs,
                     visible_at: task.available_at,

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use sqlx::{FromRow, PgPool};
 
 use super::{run_id, unsigned, unsigned32};
-use crate::domain::routing::TaskKind;
 use crate::domain::ids::{Namespace, RunId, TaskId, TaskQueue, WorkerId};
+use crate::domain::routing::TaskKind;
 use crate::domain::time::Timestamp;
 
 type Time = chrono::DateTime<chrono::Utc>;
@@ -75,8 +75,9 @@ impl TryFrom<Row> for TaskRow {
                 run: run_id(&row.run_id)?,
                 no: unsigned32(row.task_no),
             },
-            kind: TaskKind::from_number(row.kind)
-                .ok_or_else(|| sqlx::Error::Decode(format!("not a task kind: {}", row.kind).into()))?,
+            kind: TaskKind::from_number(row.kind).ok_or_else(|| {
+                sqlx::Error::Decode(format!("not a task kind: {}", row.kind).into())
+            })?,
             namespace: row.namespace.into(),
             queue: row.queue.into(),
             attempt: unsigned32(row.attempt),
@@ -395,4 +396,3 @@ pub async fn of_absent_holders(
         .await?,
     )
 }
-

@@ -70,8 +70,9 @@ impl TryFrom<Row> for RunRow {
             queue: row.queue,
             business_key: row.business_key,
             build_id: row.build_id,
-            status: Status::from_number(row.status)
-                .ok_or_else(|| sqlx::Error::Decode(format!("not a status: {}", row.status).into()))?,
+            status: Status::from_number(row.status).ok_or_else(|| {
+                sqlx::Error::Decode(format!("not a status: {}", row.status).into())
+            })?,
             started_at: row.started_at.into(),
             closed_at: row.closed_at.map(Into::into),
             memo: row.memo,
@@ -112,8 +113,13 @@ pub async fn runs(
     after: Option<After>,
     limit: i64,
 ) -> sqlx::Result<Vec<RunRow>> {
-    let statuses: Option<Vec<i16>> = (!filter.statuses.is_empty())
-        .then(|| filter.statuses.iter().map(|status| status.number()).collect());
+    let statuses: Option<Vec<i16>> = (!filter.statuses.is_empty()).then(|| {
+        filter
+            .statuses
+            .iter()
+            .map(|status| status.number())
+            .collect()
+    });
     let text = filter.text.as_deref().map(like_pattern);
     let rows: Vec<Row> = sqlx::query_as(
         "select r.run_id, r.workflow_id, r.run_number, i.run_id is not null as is_current, r.workflow_type, r.queue,

@@ -1,8 +1,8 @@
 //! The schema: embedded migrations, run under a lock of the database, and its version.
 
 use sqlx::migrate::{MigrateError, Migrator};
-use sqlx::{Connection, PgConnection};
 use sqlx::postgres::PgConnectOptions;
+use sqlx::{Connection, PgConnection};
 
 static MIGRATOR: Migrator = sqlx::migrate!("./migrations");
 
@@ -16,7 +16,9 @@ pub enum SchemaError {
     #[error("a migration failed: {0}")]
     Failed(MigrateError),
     /// The schema is newer than the binary.
-    #[error("the database schema is at version {schema}, this binary knows up to {known}; upgrade the binary")]
+    #[error(
+        "the database schema is at version {schema}, this binary knows up to {known}; upgrade the binary"
+    )]
     Newer {
         /// Version of the schema.
         schema: i64,
@@ -24,7 +26,9 @@ pub enum SchemaError {
         known: i64,
     },
     /// The schema is older than the binary, and nobody migrated it.
-    #[error("the database schema is at version {schema}, this binary needs {known}; run `leasehold migrate`")]
+    #[error(
+        "the database schema is at version {schema}, this binary needs {known}; run `leasehold migrate`"
+    )]
     Older {
         /// Version of the schema.
         schema: i64,
@@ -35,7 +39,11 @@ pub enum SchemaError {
 
 /// The newest schema version that this binary knows.
 pub fn known_version() -> i64 {
-    MIGRATOR.iter().map(|migration| migration.version).max().unwrap_or(0)
+    MIGRATOR
+        .iter()
+        .map(|migration| migration.version)
+        .max()
+        .unwrap_or(0)
 }
 
 /// Brings the schema up to date. Safe to run from several nodes at once.

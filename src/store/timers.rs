@@ -37,7 +37,9 @@ pub const HORIZON_MS: i64 = 1_000;
 /// # Errors
 /// The database cannot be reached.
 pub async fn look(pool: &PgPool, limit: i64) -> sqlx::Result<Look> {
-    let at: Time = sqlx::query_scalar("select clock_timestamp()").fetch_one(pool).await?;
+    let at: Time = sqlx::query_scalar("select clock_timestamp()")
+        .fetch_one(pool)
+        .await?;
     let mut rows: Vec<(String, i16, i32, Time)> = sqlx::query_as(
         "select run_id, kind, no, due_at from timers where due_at <= $2 + $3 * interval '1 ms'
          order by due_at, run_id limit $1",
@@ -58,8 +60,9 @@ pub async fn look(pool: &PgPool, limit: i64) -> sqlx::Result<Look> {
             Ok(Due {
                 run: run_id(&run)?,
                 key: TimerKey {
-                    kind: TimerKind::from_number(kind)
-                        .ok_or_else(|| sqlx::Error::Decode(format!("not a timer kind: {kind}").into()))?,
+                    kind: TimerKind::from_number(kind).ok_or_else(|| {
+                        sqlx::Error::Decode(format!("not a timer kind: {kind}").into())
+                    })?,
                     no: unsigned32(no),
                 },
             })

@@ -35,19 +35,57 @@ fn install() -> PrometheusHandle {
 }
 
 fn describe() {
-    describe_counter!("dw_requests_total", "HTTP requests by method, route and status.");
-    describe_histogram!("dw_request_seconds", Unit::Seconds, "Duration of HTTP requests by route; polls excluded.");
-    describe_gauge!("dw_parked_polls", "Long polls that wait for a task on this node.");
+    describe_counter!(
+        "dw_requests_total",
+        "HTTP requests by method, route and status."
+    );
+    describe_histogram!(
+        "dw_request_seconds",
+        Unit::Seconds,
+        "Duration of HTTP requests by route; polls excluded."
+    );
+    describe_gauge!(
+        "dw_parked_polls",
+        "Long polls that wait for a task on this node."
+    );
     describe_counter!("dw_claims_total", "Tasks taken from a backlog, by kind.");
-    describe_counter!("dw_handoffs_total", "Tasks handed to a waiting poll in the commit that opened them, by kind.");
-    describe_counter!("dw_polls_abandoned_total", "Tasks given back because nobody received the answer.");
+    describe_counter!(
+        "dw_handoffs_total",
+        "Tasks handed to a waiting poll in the commit that opened them, by kind."
+    );
+    describe_counter!(
+        "dw_polls_abandoned_total",
+        "Tasks given back because nobody received the answer."
+    );
     describe_counter!("dw_commits_total", "Decisions by outcome of their commit.");
-    describe_counter!("dw_commit_statements_total", "Commit statements; each carries one or more decisions.");
-    describe_histogram!("dw_commit_batch_items", Unit::Count, "Decisions in one commit statement.");
-    describe_counter!("dw_commit_conflicts_total", "Decisions that lost a race and were made again.");
-    describe_counter!("dw_lease_expiries_total", "Leases that ran out without a report.");
-    describe_counter!("dw_leases_lost_total", "Tasks made ready again after their lease was lost, by kind.");
-    describe_counter!("dw_tasks_given_up_total", "Tasks that were handed out too often without a report.");
+    describe_counter!(
+        "dw_commit_statements_total",
+        "Commit statements; each carries one or more decisions."
+    );
+    describe_histogram!(
+        "dw_commit_batch_items",
+        Unit::Count,
+        "Decisions in one commit statement."
+    );
+    describe_counter!(
+        "dw_commit_conflicts_total",
+        "Decisions that lost a race and were made again."
+    );
+    describe_counter!(
+        "dw_lease_expiries_total",
+        "Leases that ran out without a report."
+    );
+    describe_counter!(
+        "dw_leases_lost_total",
+        "Tasks made ready again after their lease was lost, by kind."
+    );
+    describe_counter!(
+        "dw_tasks_given_up_total",
+        "Tasks that were handed out too often without a report."
+    );
     describe_counter!("dw_timers_fired_total", "Timer rows that came due.");
-    describe_counter!("dw_run_loads_total", "Reads of a run's history because memory did not have it.");
+    describe_counter!(
+        "dw_run_loads_total",
+        "Reads of a run's history because memory did not have it."
+    );
 }

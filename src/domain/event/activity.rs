@@ -1,5 +1,8 @@
 //! Payloads of activity events. All events of one activity repeat its identity and its groups.
-#![allow(missing_docs, reason = "field names are the contract's keys; each type says what happened")]
+#![allow(
+    missing_docs,
+    reason = "field names are the contract's keys; each type says what happened"
+)]
 
 use std::sync::Arc;
 

@@ -1,5 +1,8 @@
 //! Payloads of the events that only record a value for replay.
-#![allow(missing_docs, reason = "field names are the contract's keys; each type says what happened")]
+#![allow(
+    missing_docs,
+    reason = "field names are the contract's keys; each type says what happened"
+)]
 
 use serde::{Deserialize, Serialize};
 

@@ -104,7 +104,11 @@ impl Event {
     ///
     /// # Errors
     /// A payload cannot be written as JSON, which no value of these types provokes.
-    pub fn write_all(run: RunId, namespace: &Namespace, events: &[Self]) -> serde_json::Result<String> {
+    pub fn write_all(
+        run: RunId,
+        namespace: &Namespace,
+        events: &[Self],
+    ) -> serde_json::Result<String> {
         let mut out = Vec::with_capacity(events.len() * 768);
         for event in events {
             if !out.is_empty() {

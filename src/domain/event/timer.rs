@@ -1,5 +1,8 @@
 //! Payloads of timer events. A plain timer has no `timer_kind`: readers take its absence as the kind.
-#![allow(missing_docs, reason = "field names are the contract's keys; each type says what happened")]
+#![allow(
+    missing_docs,
+    reason = "field names are the contract's keys; each type says what happened"
+)]
 
 use serde::{Deserialize, Serialize};
 

@@ -1,5 +1,8 @@
 //! Payloads of the events that open, steer and close a run.
-#![allow(missing_docs, reason = "field names are the contract's keys; each type says what happened")]
+#![allow(
+    missing_docs,
+    reason = "field names are the contract's keys; each type says what happened"
+)]
 
 use std::sync::Arc;
 

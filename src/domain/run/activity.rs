@@ -6,7 +6,6 @@ use crate::payload::{Codec, Payload};
 
 use super::super::command::{Failure, ScheduleActivity};
 use super::super::decision::{NewTask, TimerKey, TimerKind};
-use super::super::routing::{Routing, TaskKind};
 use super::super::event::{
     ActivityCancelled, ActivityCompleted, ActivityFailed, ActivityHeartbeatRecorded, ActivityKeys,
     ActivityRetryScheduled, ActivityScheduled, ActivitySnapshot, ActivityStarted, ActivityTimedOut,
@@ -16,6 +15,7 @@ use super::super::ids::{AttemptId, Part, RunId, Step, TaskId, TaskNo, WorkerId, 
 use super::super::lease::Hold;
 use super::super::limits::LimitKind;
 use super::super::parallel::GroupFields;
+use super::super::routing::{Routing, TaskKind};
 use super::super::time::Timestamp;
 use super::draft::Draft;
 use super::fact::{Digest, Fact, Receipt, ReportKind};
@@ -395,7 +395,8 @@ fn exception(failure: &Failure) -> Json {
         non_retryable: failure.non_retryable,
         details: &failure.details,
     };
-    serde_json::value::to_raw_value(&public).map_or_else(|_| super::start::empty_object(), Json::from)
+    serde_json::value::to_raw_value(&public)
+        .map_or_else(|_| super::start::empty_object(), Json::from)
 }
 
 fn retry(
@@ -419,7 +420,10 @@ fn retry(
         retry_after_attempt_id: (attempt > 0).then(|| attempt_id(run, no, attempt)),
         retry_after_attempt: attempt,
         retry_reason: reason.into(),
-        max_attempts: activity.policy.as_ref().map_or(1, |policy| policy.max_attempts),
+        max_attempts: activity
+            .policy
+            .as_ref()
+            .map_or(1, |policy| policy.max_attempts),
         timeout_kind: timeout.map(Word::from),
         exception_type: failure.kind.clone(),
         exception_class: failure.class.clone(),
@@ -516,7 +520,15 @@ fn time_out_attempt(draft: &mut Draft<'_>, activity: &Activity, attempt: u32, ki
                 message: timeout_message(kind),
                 ..Failure::default()
             };
-            retry(draft, activity, attempt, seconds, "timeout", Some(kind), &failure);
+            retry(
+                draft,
+                activity,
+                attempt,
+                seconds,
+                "timeout",
+                Some(kind),
+                &failure,
+            );
         }
         None => end_timed_out(draft, activity, attempt, kind, timeout_message(kind)),
     }

@@ -123,7 +123,11 @@ fn cut_off_holder(draft: &mut Draft<'_>, lease: &ObservedLease) -> Result<(), Re
     match lease {
         ObservedLease::Unknown => return Err(Refusal::LeaseNeeded),
         ObservedLease::Free => draft.fence(no, Hold::Free),
-        ObservedLease::Held { owner, attempt, live } => {
+        ObservedLease::Held {
+            owner,
+            attempt,
+            live,
+        } => {
             draft.fence(
                 no,
                 Hold::Seen {
@@ -144,7 +148,10 @@ fn cut_off_holder(draft: &mut Draft<'_>, lease: &ObservedLease) -> Result<(), Re
 }
 
 /// The run or execution deadline came due. Returns whether the run was closed.
-pub(super) fn deadline_passed(draft: &mut Draft<'_>, lease: &ObservedLease) -> Result<bool, Refusal> {
+pub(super) fn deadline_passed(
+    draft: &mut Draft<'_>,
+    lease: &ObservedLease,
+) -> Result<bool, Refusal> {
     if !is_past_deadline(draft) {
         return Ok(false);
     }
@@ -170,8 +177,14 @@ pub(super) fn time_out_under(draft: &mut Draft<'_>, no: TaskNo, owner: WorkerId,
 
 fn time_out(draft: &mut Draft<'_>) {
     let begun = Arc::clone(&draft.state.begun);
-    let whole = begun.execution_deadline_at.is_some_and(|at| at <= draft.now);
-    let kind = if whole { "execution_timeout" } else { "run_timeout" };
+    let whole = begun
+        .execution_deadline_at
+        .is_some_and(|at| at <= draft.now);
+    let kind = if whole {
+        "execution_timeout"
+    } else {
+        "run_timeout"
+    };
     drop_open(draft, None);
     let failure_id = draft.next_part(Part::Failure);
     draft.emit(WorkflowTimedOut {

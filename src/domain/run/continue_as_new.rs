@@ -30,7 +30,12 @@ pub(super) fn continue_as_new(draft: &mut Draft<'_>, command: ContinueAsNew) {
         ..(*old).clone()
     };
     let run_number = begun.run_number;
-    let held: Vec<_> = draft.state.held.iter().map(|signal| (**signal).clone()).collect();
+    let held: Vec<_> = draft
+        .state
+        .held
+        .iter()
+        .map(|signal| (**signal).clone())
+        .collect();
     close::drop_rows(draft);
     let sequence = draft.state.next_step;
     let workflow_link_id = draft.next_part(Part::Link);

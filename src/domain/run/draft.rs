@@ -2,14 +2,14 @@
 //! later steps of the same decision see it and the fold of what is stored cannot differ.
 
 use super::super::decision::{Claim, Decision, Effects, Fence, NewTask, RunWrite, TimerKey};
-use super::super::routing::{Routing, TaskKind};
 use super::super::event::{Body, Event};
 use super::super::ids::{Part, TaskId, TaskNo, part_id};
 use super::super::lease::Hold;
+use super::super::routing::{Routing, TaskKind};
 use super::super::time::Timestamp;
+use super::Settings;
 use super::fact::{Command, CommandKind, Fact, Resume};
 use super::state::RunState;
-use super::Settings;
 
 /// The working copy of one decision.
 pub(super) struct Draft<'a> {
@@ -91,7 +91,12 @@ impl<'a> Draft<'a> {
     }
 
     /// Accepts a command of the control plane; its events name it. Returns its number and id.
-    pub fn command(&mut self, kind: CommandKind, name: Option<&str>, request_id: Option<&str>) -> (u64, String) {
+    pub fn command(
+        &mut self,
+        kind: CommandKind,
+        name: Option<&str>,
+        request_id: Option<&str>,
+    ) -> (u64, String) {
         let n = self.state.commands + 1;
         self.note(Fact::Command(Command {
             n,

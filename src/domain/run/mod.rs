@@ -24,9 +24,7 @@ mod tests;
 
 pub use activity::{ActivityOutcome, ActivityReport, Beat, Overdue, OverdueKind, started_event};
 pub use close::{CloseRequest, ObservedLease};
-pub use fact::{
-    Begun, Command, CommandKind, Digest, Fact, Receipt, ReportKind, Resume, Signal,
-};
+pub use fact::{Begun, Command, CommandKind, Digest, Fact, Receipt, ReportKind, Resume, Signal};
 pub use outcome::{Refusal, Reply, Verdict};
 pub use replay::{StoredBatch, fold};
 pub use signal::SignalRequest;

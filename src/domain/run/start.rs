@@ -8,10 +8,10 @@ use super::super::decision::{Claim, Decision, TimerKey, TimerKind};
 use super::super::event::{Json, StartAccepted, WorkflowStarted};
 use super::super::ids::{Namespace, RunId, TaskQueue, WorkflowId};
 use super::super::time::Timestamp;
+use super::Settings;
 use super::draft::Draft;
 use super::fact::{Begun, CommandKind, Fact, Resume, Signal};
 use super::state::RunState;
-use super::Settings;
 
 /// A start as the control plane accepted it.
 #[derive(Clone, Debug)]
@@ -61,7 +61,9 @@ pub fn start(run: RunId, request: StartRequest, now: Timestamp, settings: &Setti
         search_attributes: request.search_attributes,
         execution_timeout_seconds: request.execution_timeout_seconds,
         run_timeout_seconds: request.run_timeout_seconds,
-        execution_deadline_at: request.execution_timeout_seconds.map(|s| now.plus_seconds(s)),
+        execution_deadline_at: request
+            .execution_timeout_seconds
+            .map(|s| now.plus_seconds(s)),
         run_deadline_at: request.run_timeout_seconds.map(|s| now.plus_seconds(s)),
         priority: request.priority,
         fairness_key: request.fairness_key,

@@ -382,7 +382,12 @@ impl RunState {
     }
 
     /// Whether a report under this fence was the last thing this task heard: same body, same words.
-    pub fn is_repeat(receipt: &Receipt, owner: &WorkerId, report: ReportKind, digest: Digest) -> bool {
+    pub fn is_repeat(
+        receipt: &Receipt,
+        owner: &WorkerId,
+        report: ReportKind,
+        digest: Digest,
+    ) -> bool {
         receipt.owner == *owner && receipt.report == report && receipt.digest == digest
     }
 
@@ -392,7 +397,11 @@ impl RunState {
             Fact::Begun(begun) => self.begun = Arc::new((**begun).clone()),
             Fact::Command(command) => {
                 self.commands = command.n;
-                push_bounded(&mut self.recent_commands, Arc::new(command.clone()), COMMANDS_SHOWN);
+                push_bounded(
+                    &mut self.recent_commands,
+                    Arc::new(command.clone()),
+                    COMMANDS_SHOWN,
+                );
             }
             Fact::TaskOpened { no, resume } => {
                 self.next_task = self.next_task.max(no + 1);
@@ -404,7 +413,11 @@ impl RunState {
                     last_failure: None,
                 });
             }
-            Fact::TaskFailed { receipt, blocked, message } => {
+            Fact::TaskFailed {
+                receipt,
+                blocked,
+                message,
+            } => {
                 self.keep(receipt);
                 if let Some(task) = &mut self.workflow_task {
                     task.failures += 1;
@@ -474,10 +487,18 @@ impl RunState {
                     activity.available_at = retry.retry_available_at;
                 });
             }
-            Body::ActivityCompleted(end) => self.end_activity(end.keys.activity_task_id.no, event, false),
-            Body::ActivityFailed(end) => self.end_activity(end.keys.activity_task_id.no, event, true),
-            Body::ActivityTimedOut(end) => self.end_activity(end.keys.activity_task_id.no, event, true),
-            Body::ActivityCancelled(end) => self.end_activity(end.keys.activity_task_id.no, event, true),
+            Body::ActivityCompleted(end) => {
+                self.end_activity(end.keys.activity_task_id.no, event, false)
+            }
+            Body::ActivityFailed(end) => {
+                self.end_activity(end.keys.activity_task_id.no, event, true)
+            }
+            Body::ActivityTimedOut(end) => {
+                self.end_activity(end.keys.activity_task_id.no, event, true)
+            }
+            Body::ActivityCancelled(end) => {
+                self.end_activity(end.keys.activity_task_id.no, event, true)
+            }
             Body::TimerScheduled(scheduled) => {
                 let timer = &scheduled.timer;
                 let path = timer.group.path();

@@ -58,7 +58,11 @@ impl Steps {
     /// After the last command: every group that was opened must be there in full.
     pub fn check_whole(&self, draft: &Draft<'_>) -> Result<(), Refusal> {
         for base in &self.sent {
-            let whole = draft.state.groups.get(base).is_some_and(|group| group.is_whole());
+            let whole = draft
+                .state
+                .groups
+                .get(base)
+                .is_some_and(|group| group.is_whole());
             if !whole {
                 return Err(invalid(&format!(
                     "the parallel group at step {base} was not sent in full"

@@ -9,7 +9,7 @@ use super::close::{self, ObservedLease};
 use super::draft::Draft;
 use super::outcome::{Refusal, Reply, Verdict};
 use super::state::{RunState, Timer};
-use super::{activity, Settings};
+use super::{Settings, activity};
 
 /// Records a timer. One without delay is fired by the caller in the same decision.
 pub(super) fn schedule(draft: &mut Draft<'_>, step: Step, command: StartTimer) {
@@ -103,7 +103,11 @@ fn one_due(draft: &mut Draft<'_>, key: TimerKey, lease: &ObservedLease) -> Resul
     let now = draft.now;
     match key.kind {
         TimerKind::User => {
-            let due = draft.state.timers.get(&key.no).is_some_and(|t| t.fire_at <= now);
+            let due = draft
+                .state
+                .timers
+                .get(&key.no)
+                .is_some_and(|t| t.fire_at <= now);
             if due {
                 draft.effects.cancel(key);
                 fire(draft, key.no);

@@ -59,9 +59,12 @@ fn admit(
         };
     }
     if let Some(close) = &state.close {
-        let live = close.under_lease.as_ref().is_some_and(|(no, owner, attempt)| {
-            (*no, owner, *attempt) == (report.no, &report.owner, report.attempt)
-        });
+        let live = close
+            .under_lease
+            .as_ref()
+            .is_some_and(|(no, owner, attempt)| {
+                (*no, owner, *attempt) == (report.no, &report.owner, report.attempt)
+            });
         return match (live, close.reason) {
             (true, CloseReason::TimedOut) => Err(Refusal::RunTimedOut(Arc::clone(close))),
             (true, _) => Ok(Some(Reply::ClosedMeanwhile(Arc::clone(close)))),
@@ -224,7 +227,11 @@ pub(super) fn fail(
         blocked,
         message,
     });
-    let failures = draft.state.workflow_task.as_ref().map_or(1, |task| task.failures);
+    let failures = draft
+        .state
+        .workflow_task
+        .as_ref()
+        .map_or(1, |task| task.failures);
     let delay = if blocked {
         after_blocked(failures)
     } else {
@@ -243,7 +250,11 @@ pub(super) fn give_up(
     attempt: u32,
     owner: WorkerId,
 ) -> Result<Verdict, Refusal> {
-    let open = draft.state.workflow_task.as_ref().is_some_and(|task| task.no == no);
+    let open = draft
+        .state
+        .workflow_task
+        .as_ref()
+        .is_some_and(|task| task.no == no);
     if draft.state.close.is_some() || !open {
         return Err(Refusal::NothingToDo);
     }

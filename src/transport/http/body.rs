@@ -92,7 +92,11 @@ pub fn digest(body: &[u8]) -> Digest {
 /// # Errors
 /// `Err` when it is no JSON; `Ok(Err)` when it is, but a field has the wrong type.
 pub fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<Result<T, Problems>, BadBody> {
-    let body = if body.trim_ascii().is_empty() { b"{}" } else { body };
+    let body = if body.trim_ascii().is_empty() {
+        b"{}"
+    } else {
+        body
+    };
     let mut reader = serde_json::Deserializer::from_slice(body);
     let parsed: Result<T, _> = serde_path_to_error::deserialize(&mut reader);
     let error = match parsed {
@@ -155,7 +159,10 @@ fn find_nul(value: &serde_json::Value, path: &mut String, problems: &mut Problem
     };
     match value {
         serde_json::Value::String(text) if text.contains('\0') => {
-            problems.add(if path.is_empty() { "body" } else { path }, "must not contain U+0000");
+            problems.add(
+                if path.is_empty() { "body" } else { path },
+                "must not contain U+0000",
+            );
         }
         serde_json::Value::Array(items) => {
             for (place, item) in items.iter().enumerate() {
@@ -199,7 +206,10 @@ mod tests {
 
     #[test]
     fn wrong_types_are_found_by_their_path() {
-        assert_eq!(fields(r#"{"items":[{"n":1},{"n":"x"}]}"#), Ok(vec!["items.1.n".to_owned()]));
+        assert_eq!(
+            fields(r#"{"items":[{"n":1},{"n":"x"}]}"#),
+            Ok(vec!["items.1.n".to_owned()])
+        );
         assert_eq!(fields("[]").map(|fields| fields.len()), Ok(1));
         assert_eq!(fields(r#"{"items":[],"other":{"deep":[1]}}"#), Ok(vec![]));
         assert_eq!(fields(""), Ok(vec![]));
@@ -207,8 +217,17 @@ mod tests {
 
     #[test]
     fn broken_json_comes_before_wrong_types() {
-        for broken in ["{", r#"{"items":[{"n":"x"}]"#, "{} {}", "nul", "{\"a\":\"\\ud800\"}"] {
-            assert!(matches!(fields(broken), Err(BadBody::Malformed(_))), "{broken}");
+        for broken in [
+            "{",
+            r#"{"items":[{"n":"x"}]"#,
+            "{} {}",
+            "nul",
+            "{\"a\":\"\\ud800\"}",
+        ] {
+            assert!(
+                matches!(fields(broken), Err(BadBody::Malformed(_))),
+                "{broken}"
+            );
         }
     }
 

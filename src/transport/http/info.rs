@@ -161,7 +161,12 @@ fn fleet(api: &Api, namespace: &Namespace, workers: &[Registration]) -> WorkerFl
             .iter()
             .map(|worker| FleetWorker {
                 worker_id: worker.worker_id.to_string(),
-                task_queues: worker.description.queues.iter().map(TaskQueue::to_string).collect(),
+                task_queues: worker
+                    .description
+                    .queues
+                    .iter()
+                    .map(TaskQueue::to_string)
+                    .collect(),
                 build_id: worker.description.build_id.as_deref().map(str::to_owned),
                 runtime: worker.description.runtime.clone(),
                 status: worker.status.as_str().to_owned(),

@@ -83,7 +83,12 @@ impl Problems {
     }
 
     /// Two spellings of one field that must agree; the value of whichever was sent.
-    pub fn agree<T: PartialEq>(&mut self, field: &str, first: Option<T>, other: Option<T>) -> Option<T> {
+    pub fn agree<T: PartialEq>(
+        &mut self,
+        field: &str,
+        first: Option<T>,
+        other: Option<T>,
+    ) -> Option<T> {
         if let (Some(a), Some(b)) = (&first, &other)
             && a != b
         {

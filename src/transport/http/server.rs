@@ -98,7 +98,9 @@ fn request_id(request: &ServiceRequest) -> String {
         .and_then(|value| value.to_str().ok())
         .filter(|id| {
             (1..=MAX_REQUEST_ID).contains(&id.len())
-                && id.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._:-".contains(&byte))
+                && id
+                    .bytes()
+                    .all(|byte| byte.is_ascii_alphanumeric() || b"._:-".contains(&byte))
         })
         .map_or_else(|| uuid::Uuid::now_v7().to_string(), str::to_owned)
 }

@@ -50,7 +50,10 @@ impl Answer {
 
     /// A refusal: a status, a reason and a sentence.
     pub fn refuse(status: StatusCode, reason: Reason, sentence: impl Into<String>) -> Self {
-        Self::new(status, json!({"reason": reason, "message": sentence.into()}))
+        Self::new(
+            status,
+            json!({"reason": reason, "message": sentence.into()}),
+        )
     }
 
     /// Adds a field.

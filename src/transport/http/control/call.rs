@@ -116,7 +116,10 @@ pub(super) async fn preamble(
             "The namespace does not exist.",
         )
         .with("namespace", name)
-        .with("remediation", "Create the namespace, or name another one in X-Namespace.")
+        .with(
+            "remediation",
+            "Create the namespace, or name another one in X-Namespace.",
+        )
     };
     let namespace = identify::namespace(api, request).ok_or_else(|| missing(Value::Null))?;
     if api.engine.namespace_exists(&namespace).await? {
@@ -129,7 +132,9 @@ pub(super) async fn preamble(
 /// The one version of the control plane.
 fn version(request: &HttpRequest) -> Result<(), Answer> {
     let mut headers = request.headers().get_all(CONTROL_PLANE_HEADER);
-    let header = headers.next().map(|value| value.to_str().unwrap_or("\u{fffd}").trim());
+    let header = headers
+        .next()
+        .map(|value| value.to_str().unwrap_or("\u{fffd}").trim());
     let several = headers.next().is_some();
     let (reason, sentence, requested) = match header {
         Some(CONTROL_PLANE_VERSION) if !several => return Ok(()),

@@ -88,10 +88,16 @@ async fn signal(
     let target = target(&call, workflow_id, run);
     let mut problems = Problems::default();
     if name.is_empty() || name.len() > MAX_SIGNAL_NAME || name.chars().any(char::is_control) {
-        problems.add("signal_name", format!("must have 1 to {MAX_SIGNAL_NAME} bytes and no control characters"));
+        problems.add(
+            "signal_name",
+            format!("must have 1 to {MAX_SIGNAL_NAME} bytes and no control characters"),
+        );
     }
     if name.starts_with("__durable_workflow_") {
-        problems.add("signal_name", "names that begin with __durable_workflow_ are reserved");
+        problems.add(
+            "signal_name",
+            "names that begin with __durable_workflow_ are reserved",
+        );
     }
     let limit = call.api.engine.settings().run.limits.payload_bytes;
     let arguments = input(&mut problems, "input", call.body.input.as_deref(), limit);
@@ -105,10 +111,20 @@ async fn signal(
     };
     let accepted = call.api.engine.signal(&target, command).await;
     let accepted = accepted.map_err(|error| {
-        refusal(error, &target, CommandKind::Signal, call.body.request_id.as_deref())
-            .with("signal_name", name.as_str())
+        refusal(
+            error,
+            &target,
+            CommandKind::Signal,
+            call.body.request_id.as_deref(),
+        )
+        .with("signal_name", name.as_str())
     })?;
-    let mut fields = receipt(&accepted, &target, call.body.request_id.as_deref(), "signal_received");
+    let mut fields = receipt(
+        &accepted,
+        &target,
+        call.body.request_id.as_deref(),
+        "signal_received",
+    );
     fields["signal_name"] = name.into();
     fields["intent_verified"] = true.into();
     Ok(Answer::new(StatusCode::ACCEPTED, fields))
@@ -148,7 +164,11 @@ fn receipt(
 }
 
 fn scope(target: &CommandTarget) -> &'static str {
-    if target.run.is_some() { "run" } else { "instance" }
+    if target.run.is_some() {
+        "run"
+    } else {
+        "instance"
+    }
 }
 
 fn refusal(
@@ -164,12 +184,18 @@ fn refusal(
             .with("command_status", "rejected")
     };
     let answer = match error {
-        CommandError::NoSuchWorkflow => {
-            rejected(StatusCode::NOT_FOUND, Reason::InstanceNotFound, "rejected_not_found", "There is no such workflow.")
-        }
-        CommandError::NoSuchRun => {
-            rejected(StatusCode::NOT_FOUND, Reason::RunNotFound, "rejected_not_found", "The workflow has no such run.")
-        }
+        CommandError::NoSuchWorkflow => rejected(
+            StatusCode::NOT_FOUND,
+            Reason::InstanceNotFound,
+            "rejected_not_found",
+            "There is no such workflow.",
+        ),
+        CommandError::NoSuchRun => rejected(
+            StatusCode::NOT_FOUND,
+            Reason::RunNotFound,
+            "rejected_not_found",
+            "The workflow has no such run.",
+        ),
         CommandError::NotCurrent { current } => rejected(
             StatusCode::CONFLICT,
             Reason::SelectedRunNotCurrent,
@@ -200,11 +226,18 @@ fn refusal(
             Reason::RequestIdConflict,
             "The request id was used for another command.",
         )
-        .with("retained_command_id", part_id(receipt.run, Part::Command, receipt.command))
+        .with(
+            "retained_command_id",
+            part_id(receipt.run, Part::Command, receipt.command),
+        )
         .with("retained_command_type", kind.as_str())
         .with("retained_outcome", "signal_received")
         .with("conflict", differs),
-        CommandError::Limit { kind, current, configured } => rejected(
+        CommandError::Limit {
+            kind,
+            current,
+            configured,
+        } => rejected(
             StatusCode::CONFLICT,
             Reason::StructuralLimitExceeded,
             "rejected_limit",
@@ -321,14 +354,29 @@ async fn close(
     let target = target(&call, workflow_id, run);
     let body = &call.body;
     let mut problems = Problems::default();
-    if body.reason.as_ref().is_some_and(|reason| reason.chars().count() > MAX_REASON) {
-        problems.add("reason", format!("must have at most {MAX_REASON} characters"));
+    if body
+        .reason
+        .as_ref()
+        .is_some_and(|reason| reason.chars().count() > MAX_REASON)
+    {
+        problems.add(
+            "reason",
+            format!("must have at most {MAX_REASON} characters"),
+        );
     }
     check_request_id(&mut problems, body.request_id.as_deref());
     problems.into_result()?;
-    let reason = body.reason.as_deref().filter(|reason| !reason.is_empty()).map(Arc::from);
+    let reason = body
+        .reason
+        .as_deref()
+        .filter(|reason| !reason.is_empty())
+        .map(Arc::from);
     let request_id = body.request_id.as_deref().map(Arc::from);
-    let accepted = call.api.engine.close(&target, kind, reason, request_id).await;
+    let accepted = call
+        .api
+        .engine
+        .close(&target, kind, reason, request_id)
+        .await;
     let accepted =
         accepted.map_err(|error| refusal(error, &target, kind, body.request_id.as_deref()))?;
     let outcome = match kind {
@@ -337,5 +385,10 @@ async fn close(
         _ if accepted.command.is_none() => "archive_not_needed",
         _ => "archived",
     };
-    Ok(Answer::ok(receipt(&accepted, &target, body.request_id.as_deref(), outcome)))
+    Ok(Answer::ok(receipt(
+        &accepted,
+        &target,
+        body.request_id.as_deref(),
+        outcome,
+    )))
 }

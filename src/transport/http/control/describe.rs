@@ -32,10 +32,20 @@ const MAX_QUERY: usize = 2_048;
     params(("workflowId" = String, Path, description = "The workflow.")),
     responses((status = 200, description = "The current run."), (status = 404, description = "There is no such workflow.")))]
 #[get("/workflows/{workflowId}")]
-pub async fn describe_workflow(call: Call<OperatorOrAdmin, Nothing>, path: Path<String>) -> Control {
+pub async fn describe_workflow(
+    call: Call<OperatorOrAdmin, Nothing>,
+    path: Path<String>,
+) -> Control {
     let workflow_id = WorkflowId::from(path.into_inner());
-    let view = call.api.engine.describe(&call.namespace, &workflow_id, None).await;
-    Control(view.map(|view| Answer::ok(describe(&view))).map_err(Answer::from))
+    let view = call
+        .api
+        .engine
+        .describe(&call.namespace, &workflow_id, None)
+        .await;
+    Control(
+        view.map(|view| Answer::ok(describe(&view)))
+            .map_err(Answer::from),
+    )
 }
 
 /// Describes one run of a workflow.
@@ -49,12 +59,21 @@ pub async fn describe_workflow_run(
 ) -> Control {
     let (workflow_id, run) = path.into_inner();
     let workflow_id = WorkflowId::from(workflow_id);
-    let view = call.api.engine.describe(&call.namespace, &workflow_id, Some(&run)).await;
-    Control(view.map(|view| Answer::ok(describe(&view))).map_err(Answer::from))
+    let view = call
+        .api
+        .engine
+        .describe(&call.namespace, &workflow_id, Some(&run))
+        .await;
+    Control(
+        view.map(|view| Answer::ok(describe(&view)))
+            .map_err(Answer::from),
+    )
 }
 
 fn shown(payload: Option<&Payload>) -> Value {
-    payload.and_then(|payload| payload.shown(MAX_SHOWN)).unwrap_or(Value::Null)
+    payload
+        .and_then(|payload| payload.shown(MAX_SHOWN))
+        .unwrap_or(Value::Null)
 }
 
 /// A run as it is described.
@@ -258,12 +277,18 @@ fn row(namespace: &str, run: &RunRow) -> Value {
     params(("workflowId" = String, Path, description = "The workflow.")),
     responses((status = 200, description = "Its runs."), (status = 404, description = "There is no such workflow.")))]
 #[get("/workflows/{workflowId}/runs")]
-pub async fn list_workflow_runs(call: Call<OperatorOrAdmin, Nothing>, path: Path<String>) -> Control {
+pub async fn list_workflow_runs(
+    call: Call<OperatorOrAdmin, Nothing>,
+    path: Path<String>,
+) -> Control {
     let workflow_id = WorkflowId::from(path.into_inner());
     let runs = call.api.engine.runs_of(&call.namespace, &workflow_id).await;
     Control(match runs {
         Ok(runs) => {
-            let rows: Vec<Value> = runs.iter().map(|run| row(call.namespace.as_str(), run)).collect();
+            let rows: Vec<Value> = runs
+                .iter()
+                .map(|run| row(call.namespace.as_str(), run))
+                .collect();
             Ok(Answer::ok(json!({
                 "workflow_id": workflow_id.as_str(),
                 "run_count": rows.len(),
@@ -298,7 +323,11 @@ struct Cursor {
 async fn list(call: Call<OperatorOrAdmin, Nothing>) -> Result<Answer, Answer> {
     let mut problems = Problems::default();
     let filter = filter(&mut problems, &call.query);
-    let size = match call.query.get("page_size").map(|text| fields::query_int(text)) {
+    let size = match call
+        .query
+        .get("page_size")
+        .map(|text| fields::query_int(text))
+    {
         None => PAGE.1,
         Some(Ok(size)) => {
             problems.within("page_size", size, 1..=PAGE.0);
@@ -310,21 +339,34 @@ async fn list(call: Call<OperatorOrAdmin, Nothing>) -> Result<Answer, Answer> {
         }
     };
     let digest = super::super::body::digest(
-        format!("{}\0{:?}", call.namespace, (&filter.workflow_type, &filter.statuses, &filter.text)).as_bytes(),
+        format!(
+            "{}\0{:?}",
+            call.namespace,
+            (&filter.workflow_type, &filter.statuses, &filter.text)
+        )
+        .as_bytes(),
     );
-    let after = call.query.get("next_page_token").filter(|token| !token.is_empty()).and_then(|token| {
-        let cursor = read_cursor(token).filter(|cursor| cursor.filter == digest.0);
-        if cursor.is_none() {
-            problems.add("next_page_token", "is not a token of this list");
-        }
-        cursor
-    });
+    let after = call
+        .query
+        .get("next_page_token")
+        .filter(|token| !token.is_empty())
+        .and_then(|token| {
+            let cursor = read_cursor(token).filter(|cursor| cursor.filter == digest.0);
+            if cursor.is_none() {
+                problems.add("next_page_token", "is not a token of this list");
+            }
+            cursor
+        });
     problems.into_result()?;
     let after = after.map(|cursor| After {
         started_at: Timestamp::from_micros(cursor.started_at),
         run: cursor.run,
     });
-    let mut runs = call.api.engine.list_runs(&call.namespace, &filter, after, size + 1).await?;
+    let mut runs = call
+        .api
+        .engine
+        .list_runs(&call.namespace, &filter, after, size + 1)
+        .await?;
     let more = runs.len() > usize::try_from(size).unwrap_or(usize::MAX);
     if more {
         runs.pop();
@@ -336,7 +378,10 @@ async fn list(call: Call<OperatorOrAdmin, Nothing>) -> Result<Answer, Answer> {
             filter: digest.0,
         })
     });
-    let rows: Vec<Value> = runs.iter().map(|run| row(call.namespace.as_str(), run)).collect();
+    let rows: Vec<Value> = runs
+        .iter()
+        .map(|run| row(call.namespace.as_str(), run))
+        .collect();
     Ok(Answer::ok(json!({
         "workflow_count": rows.len(),
         "workflows": rows,
@@ -345,7 +390,9 @@ async fn list(call: Call<OperatorOrAdmin, Nothing>) -> Result<Answer, Answer> {
 }
 
 fn read_cursor(token: &str) -> Option<Cursor> {
-    let bytes = base64::engine::general_purpose::URL_SAFE_NO_PAD.decode(token).ok()?;
+    let bytes = base64::engine::general_purpose::URL_SAFE_NO_PAD
+        .decode(token)
+        .ok()?;
     serde_json::from_slice(&bytes).ok()
 }
 
@@ -359,19 +406,29 @@ fn filter(problems: &mut Problems, query: &BTreeMap<String, String>) -> Filter {
     let statuses = match text("status").as_deref() {
         None => Vec::new(),
         // The three that the contract publishes select a bucket, every other one itself.
-        Some(bucket @ ("running" | "completed" | "failed")) => {
-            Status::ALL.into_iter().filter(|status| status.bucket() == bucket).collect()
-        }
-        Some(word) => match Status::ALL.into_iter().find(|status| status.as_str() == word) {
+        Some(bucket @ ("running" | "completed" | "failed")) => Status::ALL
+            .into_iter()
+            .filter(|status| status.bucket() == bucket)
+            .collect(),
+        Some(word) => match Status::ALL
+            .into_iter()
+            .find(|status| status.as_str() == word)
+        {
             Some(status) => vec![status],
             None => {
-                problems.add("status", "must be running, completed, failed, cancelled or terminated");
+                problems.add(
+                    "status",
+                    "must be running, completed, failed, cancelled or terminated",
+                );
                 Vec::new()
             }
         },
     };
     let search = text("query");
-    if search.as_ref().is_some_and(|search| search.len() > MAX_QUERY) {
+    if search
+        .as_ref()
+        .is_some_and(|search| search.len() > MAX_QUERY)
+    {
         problems.add("query", format!("must have at most {MAX_QUERY} bytes"));
     }
     Filter {

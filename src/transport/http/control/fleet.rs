@@ -78,7 +78,10 @@ pub async fn list_workers(call: Call<OperatorOrAdmin, Nothing>) -> Control {
 }
 
 async fn list(call: Call<OperatorOrAdmin, Nothing>) -> Result<Answer, Answer> {
-    let queue = call.query.get("task_queue").map(|queue| TaskQueue::from(queue.as_str()));
+    let queue = call
+        .query
+        .get("task_queue")
+        .map(|queue| TaskQueue::from(queue.as_str()));
     let workers = call
         .api
         .engine
@@ -101,8 +104,12 @@ async fn list(call: Call<OperatorOrAdmin, Nothing>) -> Result<Answer, Answer> {
 }
 
 fn no_such_worker(worker_id: &str) -> Answer {
-    Answer::refuse(StatusCode::NOT_FOUND, Reason::WorkerNotFound, "There is no such worker.")
-        .with("worker_id", worker_id)
+    Answer::refuse(
+        StatusCode::NOT_FOUND,
+        Reason::WorkerNotFound,
+        "There is no such worker.",
+    )
+    .with("worker_id", worker_id)
 }
 
 /// Describes a worker.
@@ -186,8 +193,14 @@ fn admission(row: &QueueRow, workers: &[&Registration]) -> Value {
             "available_slot_count": slots.saturating_sub(backlog.leased),
         })
     };
-    let workflow: u64 = workers.iter().map(|worker| u64::from(worker.description.max_workflow_tasks)).sum();
-    let activity: u64 = workers.iter().map(|worker| u64::from(worker.description.max_activity_tasks)).sum();
+    let workflow: u64 = workers
+        .iter()
+        .map(|worker| u64::from(worker.description.max_workflow_tasks))
+        .sum();
+    let activity: u64 = workers
+        .iter()
+        .map(|worker| u64::from(worker.description.max_activity_tasks))
+        .sum();
     json!({
         "workflow_tasks": kind(&row.workflow, workflow),
         "activity_tasks": kind(&row.activity, activity),
@@ -214,13 +227,18 @@ pub async fn list_task_queues(call: Call<OperatorOrAdmin, Nothing>) -> Control {
 async fn queues(call: Call<OperatorOrAdmin, Nothing>) -> Result<Answer, Answer> {
     let engine = &call.api.engine;
     let rows = engine.queues(&call.namespace, None).await?;
-    let workers = engine.list_workers(&call.namespace, None, WORKERS_SHOWN).await?;
+    let workers = engine
+        .list_workers(&call.namespace, None, WORKERS_SHOWN)
+        .await?;
     let live: Vec<&Registration> = workers
         .iter()
         .filter(|worker| !engine.is_stale(worker) && worker.status == WorkerStatus::Active)
         .collect();
     let mut names: Vec<String> = rows.iter().map(|row| row.queue.clone()).collect();
-    names.extend(live.iter().flat_map(|worker| worker.description.queues.iter().map(ToString::to_string)));
+    names.extend(
+        live.iter()
+            .flat_map(|worker| worker.description.queues.iter().map(ToString::to_string)),
+    );
     names.sort_unstable();
     names.dedup();
     let none = QueueRow::default();
@@ -230,7 +248,13 @@ async fn queues(call: Call<OperatorOrAdmin, Nothing>) -> Result<Answer, Answer> 
             let row = rows.iter().find(|row| row.queue == *name).unwrap_or(&none);
             let serving: Vec<&Registration> = live
                 .iter()
-                .filter(|worker| worker.description.queues.iter().any(|queue| queue.as_str() == name))
+                .filter(|worker| {
+                    worker
+                        .description
+                        .queues
+                        .iter()
+                        .any(|queue| queue.as_str() == name)
+                })
                 .copied()
                 .collect();
             queue_view(call.namespace.as_str(), name, row, &serving)
@@ -247,7 +271,10 @@ async fn queues(call: Call<OperatorOrAdmin, Nothing>) -> Result<Answer, Answer> 
     params(("taskQueue" = String, Path, description = "The queue.")),
     responses((status = 200, description = "The queue, with zeros if nobody has used it.")))]
 #[get("/task-queues/{taskQueue}")]
-pub async fn describe_task_queue(call: Call<OperatorOrAdmin, Nothing>, path: Path<String>) -> Control {
+pub async fn describe_task_queue(
+    call: Call<OperatorOrAdmin, Nothing>,
+    path: Path<String>,
+) -> Control {
     Control(queue(call, path.into_inner()).await)
 }
 
@@ -256,7 +283,9 @@ async fn queue(call: Call<OperatorOrAdmin, Nothing>, name: String) -> Result<Ans
     let key = TaskQueue::from(name.as_str());
     let rows = engine.queues(&call.namespace, Some(&key)).await?;
     let row = rows.into_iter().next().unwrap_or_default();
-    let workers = engine.list_workers(&call.namespace, Some(&key), WORKERS_SHOWN).await?;
+    let workers = engine
+        .list_workers(&call.namespace, Some(&key), WORKERS_SHOWN)
+        .await?;
     let live: Vec<&Registration> = workers
         .iter()
         .filter(|worker| !engine.is_stale(worker) && worker.status == WorkerStatus::Active)

@@ -44,7 +44,11 @@ async fn history(
     run: &str,
 ) -> Result<Answer, Answer> {
     let mut problems = Problems::default();
-    let size = match call.query.get("page_size").map(|text| fields::query_int(text)) {
+    let size = match call
+        .query
+        .get("page_size")
+        .map(|text| fields::query_int(text))
+    {
         None => PAGE.1,
         Some(Ok(size)) => {
             problems.within("page_size", size, 1..=PAGE.0);
@@ -55,7 +59,11 @@ async fn history(
             PAGE.1
         }
     };
-    let follow = match call.query.get("wait_new_event").map(|text| fields::query_bool(text)) {
+    let follow = match call
+        .query
+        .get("wait_new_event")
+        .map(|text| fields::query_bool(text))
+    {
         None => false,
         Some(Ok(follow)) => follow,
         Some(Err(problem)) => {
@@ -64,7 +72,10 @@ async fn history(
         }
     };
     problems.into_result()?;
-    let token = call.query.get("next_page_token").filter(|token| !token.is_empty());
+    let token = call
+        .query
+        .get("next_page_token")
+        .filter(|token| !token.is_empty());
     let after = match token {
         None => 0,
         Some(token) => super::super::native::read_page_token(token).ok_or_else(|| {
@@ -78,7 +89,9 @@ async fn history(
     let wait = follow.then(|| Duration::from_secs(call.api.settings.long_poll.default_seconds));
     let size = u64::try_from(size).unwrap_or(1);
     let engine = &call.api.engine;
-    let (page, state) = engine.history(&call.namespace, &workflow_id, run, after, size, wait).await?;
+    let (page, state) = engine
+        .history(&call.namespace, &workflow_id, run, after, size, wait)
+        .await?;
     let last = page.next_after.or_else(|| {
         // A follower of an open run goes on from where it is.
         (follow && state.close.is_none()).then(|| after.max(after + page.count))
@@ -102,7 +115,11 @@ pub async fn export_workflow_history(
 ) -> Control {
     let (workflow_id, run) = path.into_inner();
     let workflow_id = WorkflowId::from(workflow_id);
-    let export = call.api.engine.export(&call.namespace, &workflow_id, Some(&run)).await;
+    let export = call
+        .api
+        .engine
+        .export(&call.namespace, &workflow_id, Some(&run))
+        .await;
     let exported_at = call.api.engine.clock().now().to_string();
     Control(match export {
         Ok(export) => bundle(&export, &exported_at),

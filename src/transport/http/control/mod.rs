@@ -69,7 +69,11 @@ async fn no_such_route(request: HttpRequest, api: Data<Api>, mut payload: Payloa
         preamble(&api, &request, OperatorOrAdmin::ROLES).await?;
         let methods = api.routes.methods(request.path());
         Ok::<Answer, Answer>(if methods.is_empty() {
-            Answer::refuse(StatusCode::NOT_FOUND, Reason::NotFound, "There is no such route.")
+            Answer::refuse(
+                StatusCode::NOT_FOUND,
+                Reason::NotFound,
+                "There is no such route.",
+            )
         } else {
             Answer::refuse(
                 StatusCode::METHOD_NOT_ALLOWED,

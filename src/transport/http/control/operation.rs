@@ -6,15 +6,56 @@ use serde_json::{Map, Value, json};
 
 /// Fields of an answer that the object repeats.
 const PROJECTED: &[&str] = &[
-    "run_id", "workflow_type", "namespace", "business_key", "status", "status_bucket", "run_status",
-    "is_terminal", "task_queue", "run_number", "run_count", "workflow_count", "is_current_run",
-    "compatibility", "started_at", "closed_at", "last_progress_at", "wait_kind", "wait_reason",
-    "next_page_token", "command_id", "command_status", "command_source", "target_scope", "signal_name",
-    "query_name", "update_name", "outcome", "reason", "rejection_reason", "rejection_category",
-    "validation_errors", "result", "result_envelope", "update_id", "update_status", "principal",
-    "wait_for", "wait_timed_out", "wait_timeout_seconds", "blocked_reason", "message", "remediation",
-    "execution_owner", "identity", "declared_signals", "signal_admission", "diagnostic_status",
-    "retryable", "error_id",
+    "run_id",
+    "workflow_type",
+    "namespace",
+    "business_key",
+    "status",
+    "status_bucket",
+    "run_status",
+    "is_terminal",
+    "task_queue",
+    "run_number",
+    "run_count",
+    "workflow_count",
+    "is_current_run",
+    "compatibility",
+    "started_at",
+    "closed_at",
+    "last_progress_at",
+    "wait_kind",
+    "wait_reason",
+    "next_page_token",
+    "command_id",
+    "command_status",
+    "command_source",
+    "target_scope",
+    "signal_name",
+    "query_name",
+    "update_name",
+    "outcome",
+    "reason",
+    "rejection_reason",
+    "rejection_category",
+    "validation_errors",
+    "result",
+    "result_envelope",
+    "update_id",
+    "update_status",
+    "principal",
+    "wait_for",
+    "wait_timed_out",
+    "wait_timeout_seconds",
+    "blocked_reason",
+    "message",
+    "remediation",
+    "execution_owner",
+    "identity",
+    "declared_signals",
+    "signal_admission",
+    "diagnostic_status",
+    "retryable",
+    "error_id",
 ];
 
 /// An operation on a workflow route.
@@ -61,9 +102,7 @@ impl Operation {
             (None, _) => "list",
             (Some(_), []) if run_id.is_some() => "describe_run",
             (Some(_), []) => "describe",
-            (Some(_), [first, ..]) => {
-                OPERATIONS.iter().find(|(segment, _)| segment == first)?.1
-            }
+            (Some(_), [first, ..]) => OPERATIONS.iter().find(|(segment, _)| segment == first)?.1,
         };
         let subject = match (name, rest) {
             ("signal", [_, subject]) => Some(("signal_name", decode(subject))),
@@ -87,7 +126,10 @@ impl Operation {
                 object.insert((*key).to_owned(), value.clone());
             }
         }
-        object.insert("schema".to_owned(), "durable-workflow.v2.control-plane-response".into());
+        object.insert(
+            "schema".to_owned(),
+            "durable-workflow.v2.control-plane-response".into(),
+        );
         object.insert("version".to_owned(), 1.into());
         object.insert("operation".to_owned(), self.name.into());
         let workflow_id = body
@@ -181,7 +223,12 @@ mod tests {
     use actix_web::test::TestRequest;
 
     fn operation(method: actix_web::http::Method, path: &str) -> Option<Operation> {
-        Operation::of(&TestRequest::default().method(method).uri(path).to_http_request())
+        Operation::of(
+            &TestRequest::default()
+                .method(method)
+                .uri(path)
+                .to_http_request(),
+        )
     }
 
     #[test]
@@ -189,16 +236,36 @@ mod tests {
         use actix_web::http::Method;
         let name = |method, path| operation(method, path).map(|operation| operation.name);
         assert_eq!(name(Method::POST, "/api/workflows"), Some("start"));
-        assert_eq!(name(Method::GET, "/api/workflows?status=running"), Some("list"));
+        assert_eq!(
+            name(Method::GET, "/api/workflows?status=running"),
+            Some("list")
+        );
         assert_eq!(name(Method::GET, "/api/workflows/a"), Some("describe"));
-        assert_eq!(name(Method::GET, "/api/workflows/a/runs"), Some("list_runs"));
-        assert_eq!(name(Method::GET, "/api/workflows/a/runs/b"), Some("describe_run"));
-        assert_eq!(name(Method::GET, "/api/workflows/a/runs/b/history"), Some("history"));
-        assert_eq!(name(Method::GET, "/api/workflows/a/runs/b/history/export"), None);
-        assert_eq!(name(Method::POST, "/api/workflows/a/runs/b/cancel"), Some("cancel"));
+        assert_eq!(
+            name(Method::GET, "/api/workflows/a/runs"),
+            Some("list_runs")
+        );
+        assert_eq!(
+            name(Method::GET, "/api/workflows/a/runs/b"),
+            Some("describe_run")
+        );
+        assert_eq!(
+            name(Method::GET, "/api/workflows/a/runs/b/history"),
+            Some("history")
+        );
+        assert_eq!(
+            name(Method::GET, "/api/workflows/a/runs/b/history/export"),
+            None
+        );
+        assert_eq!(
+            name(Method::POST, "/api/workflows/a/runs/b/cancel"),
+            Some("cancel")
+        );
         assert_eq!(name(Method::GET, "/api/workers"), None);
         let signal = operation(Method::POST, "/api/workflows/a%2Fb/signal/go%20on");
-        let object = signal.map(|signal| signal.object(&Map::new())).unwrap_or_default();
+        let object = signal
+            .map(|signal| signal.object(&Map::new()))
+            .unwrap_or_default();
         assert_eq!(object["operation_name"], "go on");
         assert_eq!(object["workflow_id"], "a/b");
         assert_eq!(object["signal_name"], "go on");

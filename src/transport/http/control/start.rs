@@ -96,20 +96,31 @@ pub async fn start_workflow(call: Call<OperatorOrAdmin, StartWorkflowRequest>) -
 
 async fn start(call: Call<OperatorOrAdmin, StartWorkflowRequest>) -> Result<Answer, Answer> {
     let (request, use_existing) = read(&call)?;
-    let (workflow_id, workflow_type) = (request.workflow_id.clone(), Arc::clone(&request.workflow_type));
+    let (workflow_id, workflow_type) = (
+        request.workflow_id.clone(),
+        Arc::clone(&request.workflow_type),
+    );
     match call.api.engine.start_workflow(request, use_existing).await {
         Ok(started) if started.new => Ok(Answer::new(
             StatusCode::CREATED,
             body(&started.state, "started_new", "accepted", None),
         )),
-        Ok(started) => Ok(Answer::ok(body(&started.state, "returned_existing_active", "accepted", None))),
+        Ok(started) => Ok(Answer::ok(body(
+            &started.state,
+            "returned_existing_active",
+            "accepted",
+            None,
+        ))),
         Err(StartError::Duplicate(state)) => {
             let reason = Reason::InstanceAlreadyStarted;
             Err(Answer::new(
                 StatusCode::CONFLICT,
                 body(&state, "rejected_duplicate", "rejected", Some(reason)),
             )
-            .with("message", "A workflow with this id has been started before."))
+            .with(
+                "message",
+                "A workflow with this id has been started before.",
+            ))
         }
         Err(StartError::OtherType(_)) => Err(Answer::from(Problems::of(
             "workflow_type",
@@ -144,7 +155,9 @@ fn body(state: &RunState, outcome: &str, command_status: &str, reason: Option<Re
     })
 }
 
-fn read(call: &Call<OperatorOrAdmin, StartWorkflowRequest>) -> Result<(StartRequest, bool), Answer> {
+fn read(
+    call: &Call<OperatorOrAdmin, StartWorkflowRequest>,
+) -> Result<(StartRequest, bool), Answer> {
     let body = &call.body;
     let mut problems = Problems::default();
     problems.required_text("workflow_type", body.workflow_type.as_deref(), MAX_NAME);
@@ -153,7 +166,11 @@ fn read(call: &Call<OperatorOrAdmin, StartWorkflowRequest>) -> Result<(StartRequ
             check_workflow_id(&mut problems, id);
             id.clone()
         }
-        None => RunId::new(call.api.engine.clock().now(), uuid::Uuid::new_v4().as_u128()).to_string(),
+        None => RunId::new(
+            call.api.engine.clock().now(),
+            uuid::Uuid::new_v4().as_u128(),
+        )
+        .to_string(),
     };
     let queue = body.task_queue.as_deref().unwrap_or("default");
     problems.text("task_queue", queue, MAX_NAME);
@@ -167,7 +184,10 @@ fn read(call: &Call<OperatorOrAdmin, StartWorkflowRequest>) -> Result<(StartRequ
         }
     }
     for (field, value) in [
-        ("workflow_execution_timeout", &body.workflow_execution_timeout),
+        (
+            "workflow_execution_timeout",
+            &body.workflow_execution_timeout,
+        ),
         ("workflow_run_timeout", &body.workflow_run_timeout),
         ("workflow_task_timeout", &body.workflow_task_timeout),
         ("retry_policy", &body.retry_policy),
@@ -183,7 +203,12 @@ fn read(call: &Call<OperatorOrAdmin, StartWorkflowRequest>) -> Result<(StartRequ
     {
         problems.add("payload_codec", "must be avro");
     }
-    let input = input(&mut problems, "input", body.input.as_deref(), call.api.engine.settings().run.limits.payload_bytes);
+    let input = input(
+        &mut problems,
+        "input",
+        body.input.as_deref(),
+        call.api.engine.settings().run.limits.payload_bytes,
+    );
     let use_existing = match body.duplicate_policy.as_deref() {
         None | Some("fail") => false,
         Some("use-existing") => true,
@@ -193,11 +218,29 @@ fn read(call: &Call<OperatorOrAdmin, StartWorkflowRequest>) -> Result<(StartRequ
         }
     };
     let limits = &call.api.engine.settings().run.limits;
-    let memo = object(&mut problems, "memo", body.memo.as_deref(), limits.memo_bytes);
-    let search_attributes = object(&mut problems, "search_attributes", body.search_attributes.as_deref(), limits.search_attribute_bytes);
+    let memo = object(
+        &mut problems,
+        "memo",
+        body.memo.as_deref(),
+        limits.memo_bytes,
+    );
+    let search_attributes = object(
+        &mut problems,
+        "search_attributes",
+        body.search_attributes.as_deref(),
+        limits.search_attribute_bytes,
+    );
     check_attributes(&mut problems, &search_attributes);
-    let execution_timeout_seconds = seconds(&mut problems, "execution_timeout_seconds", body.execution_timeout_seconds);
-    let run_timeout_seconds = seconds(&mut problems, "run_timeout_seconds", body.run_timeout_seconds);
+    let execution_timeout_seconds = seconds(
+        &mut problems,
+        "execution_timeout_seconds",
+        body.execution_timeout_seconds,
+    );
+    let run_timeout_seconds = seconds(
+        &mut problems,
+        "run_timeout_seconds",
+        body.run_timeout_seconds,
+    );
     let priority = body.priority.map_or(5, |Int(n)| n);
     problems.within("priority", priority, 0..=9);
     let fairness_weight = body.fairness_weight.map_or(1, |Int(n)| n);
@@ -205,7 +248,10 @@ fn read(call: &Call<OperatorOrAdmin, StartWorkflowRequest>) -> Result<(StartRequ
     if let Some(key) = &body.fairness_key
         && (key.is_empty() || key.len() > 64 || !key.bytes().all(is_id_byte))
     {
-        problems.add("fairness_key", "must have 1 to 64 characters of A-Z, a-z, 0-9, '.', '_', ':' and '-'");
+        problems.add(
+            "fairness_key",
+            "must have 1 to 64 characters of A-Z, a-z, 0-9, '.', '_', ':' and '-'",
+        );
     }
     problems.into_result()?;
     let text = |value: &Option<String>| value.as_deref().map(Arc::from);
@@ -268,7 +314,11 @@ fn seconds(problems: &mut Problems, field: &str, value: Option<Int>) -> Option<u
 
 /// A field that must be a JSON object; kept as it was sent.
 fn object(problems: &mut Problems, field: &str, raw: Option<&RawValue>, limit: u64) -> Json {
-    let empty = || Json::from(RawValue::from_string("{}".to_owned()).unwrap_or_else(|_| RawValue::NULL.to_owned()));
+    let empty = || {
+        Json::from(
+            RawValue::from_string("{}".to_owned()).unwrap_or_else(|_| RawValue::NULL.to_owned()),
+        )
+    };
     let Some(raw) = raw else { return empty() };
     if !raw.get().trim_start().starts_with('{') {
         problems.add(field, "must be an object");
@@ -285,19 +335,33 @@ fn check_attributes(problems: &mut Problems, attributes: &Json) {
         return;
     };
     if attributes.len() > MAX_ATTRIBUTES {
-        problems.add("search_attributes", format!("must have at most {MAX_ATTRIBUTES} entries"));
+        problems.add(
+            "search_attributes",
+            format!("must have at most {MAX_ATTRIBUTES} entries"),
+        );
     }
     for (key, value) in &attributes {
         let field = format!("search_attributes.{key}");
         if key.is_empty() || key.chars().count() > MAX_ATTRIBUTE_KEY {
-            problems.add(&field, format!("the name must have 1 to {MAX_ATTRIBUTE_KEY} characters"));
+            problems.add(
+                &field,
+                format!("the name must have 1 to {MAX_ATTRIBUTE_KEY} characters"),
+            );
         }
-        let listed = value.as_array().is_some_and(|items| items.iter().all(Value::is_string));
+        let listed = value
+            .as_array()
+            .is_some_and(|items| items.iter().all(Value::is_string));
         if value.is_object() || (value.is_array() && !listed) {
-            problems.add(&field, "must be text, a number, true, false, null or a list of texts");
+            problems.add(
+                &field,
+                "must be text, a number, true, false, null or a list of texts",
+            );
         }
         if value.to_string().len() > MAX_ATTRIBUTE_VALUE {
-            problems.add(&field, format!("must have at most {MAX_ATTRIBUTE_VALUE} bytes"));
+            problems.add(
+                &field,
+                format!("must have at most {MAX_ATTRIBUTE_VALUE} bytes"),
+            );
         }
     }
 }

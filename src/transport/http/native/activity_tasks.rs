@@ -86,12 +86,27 @@ async fn heartbeat(
         lease_owner: body.lease_owner.as_deref(),
     };
     let details = details(body)?;
-    let holder = leases::activity_holder(&call.namespace, task, &named, body.activity_attempt_id.as_deref())?;
-    let heard = call.api.engine.heartbeat_activity(holder.clone(), details).await;
+    let holder = leases::activity_holder(
+        &call.namespace,
+        task,
+        &named,
+        body.activity_attempt_id.as_deref(),
+    )?;
+    let heard = call
+        .api
+        .engine
+        .heartbeat_activity(holder.clone(), details)
+        .await;
     let heard = heard.map_err(|refused| {
         leases::activity_refusal(refused, &holder, "rejected").with("heartbeat_recorded", false)
     })?;
-    let attempt_id = |attempt| AttemptId { task: holder.task, attempt }.to_string();
+    let attempt_id = |attempt| {
+        AttemptId {
+            task: holder.task,
+            attempt,
+        }
+        .to_string()
+    };
     Answer::of(&match heard {
         Heartbeat::Recorded(renewed) => json!({
             "task_id": task,
@@ -107,7 +122,11 @@ async fn heartbeat(
             "run_closed_at": null,
             "worker_session": null,
         }),
-        Heartbeat::Stop { reason, attempt, state } => {
+        Heartbeat::Stop {
+            reason,
+            attempt,
+            state,
+        } => {
             let close = state.close.as_deref();
             let cancelled = [Reason::RunCancelled, Reason::RunTerminated].map(Reason::as_str);
             json!({
@@ -145,7 +164,13 @@ fn details(body: &ActivityTaskHeartbeatRequest) -> Result<Option<String>, Failur
         ("current", body.current.map(Value::from)),
         ("total", body.total.map(Value::from)),
         ("unit", body.unit.clone().map(Value::from)),
-        ("details", body.details.as_deref().map(parse).filter(|details| !details.is_null())),
+        (
+            "details",
+            body.details
+                .as_deref()
+                .map(parse)
+                .filter(|details| !details.is_null()),
+        ),
     ];
     for (name, value) in words {
         if let Some(value) = value {
@@ -157,7 +182,9 @@ fn details(body: &ActivityTaskHeartbeatRequest) -> Result<Option<String>, Failur
     }
     let text = Value::Object(said).to_string();
     if text.len() > MAX_DETAILS {
-        return Err(Problems::of("details", format!("must have at most {MAX_DETAILS} bytes")).into());
+        return Err(
+            Problems::of("details", format!("must have at most {MAX_DETAILS} bytes")).into(),
+        );
     }
     Ok(Some(text))
 }
@@ -198,10 +225,16 @@ async fn complete(
         worker_id: body.worker_id.as_deref(),
         lease_owner: body.lease_owner.as_deref(),
     };
-    let holder = leases::activity_holder(&call.namespace, task, &named, body.activity_attempt_id.as_deref())?;
+    let holder = leases::activity_holder(
+        &call.namespace,
+        task,
+        &named,
+        body.activity_attempt_id.as_deref(),
+    )?;
     let result = match body.result.as_deref() {
         None => Payload::null(),
-        Some(raw) => Payload::from_json_or_envelope_raw(raw).map_err(|error| payload_problem(&error, &holder))?,
+        Some(raw) => Payload::from_json_or_envelope_raw(raw)
+            .map_err(|error| payload_problem(&error, &holder))?,
     };
     let limit = call.api.engine.settings().run.limits.payload_bytes;
     let bytes = result.blob.len() as u64;
@@ -210,19 +243,29 @@ async fn complete(
     } else {
         ActivityOutcome::Completed(result)
     };
-    let reported = call.api.engine.report_activity(holder.clone(), call.digest, outcome).await;
+    let reported = call
+        .api
+        .engine
+        .report_activity(holder.clone(), call.digest, outcome)
+        .await;
     let reported = reported.map_err(|refused| {
-        leases::activity_refusal(refused, &holder, "completed").with("operation", "complete_activity_task")
+        leases::activity_refusal(refused, &holder, "completed")
+            .with("operation", "complete_activity_task")
     })?;
     Answer::of(&recorded(&holder, &reported))
 }
 
 fn payload_problem(error: &PayloadError, holder: &Holder) -> Failure {
-    let failure = Failure::from(Problems::of(&format!("result{}", error.path()), error.to_string()))
-        .with("task_id", holder.task.to_string())
-        .with("recorded", false);
+    let failure = Failure::from(Problems::of(
+        &format!("result{}", error.path()),
+        error.to_string(),
+    ))
+    .with("task_id", holder.task.to_string())
+    .with("recorded", false);
     match error {
-        PayloadError::UnsupportedCodec { .. } => failure.with("reason", Reason::UnsupportedPayloadCodec.as_str()),
+        PayloadError::UnsupportedCodec { .. } => {
+            failure.with("reason", Reason::UnsupportedPayloadCodec.as_str())
+        }
         _ => failure,
     }
 }
@@ -237,7 +280,12 @@ fn recorded(holder: &Holder, reported: &Reported) -> Value {
         "reason": null,
     });
     match &reported.reply {
-        Reply::Reported { report, next, duplicate, .. } => {
+        Reply::Reported {
+            report,
+            next,
+            duplicate,
+            ..
+        } => {
             fields["outcome"] = report.outcome().into();
             fields["recorded"] = true.into();
             fields["duplicate"] = (*duplicate).into();
@@ -326,17 +374,28 @@ async fn fail(
     match &said.message {
         None => problems.add("failure.message", "is required"),
         Some(message) if message.len() > MAX_MESSAGE => {
-            problems.add("failure.message", format!("must have at most {MAX_MESSAGE} bytes"));
+            problems.add(
+                "failure.message",
+                format!("must have at most {MAX_MESSAGE} bytes"),
+            );
         }
         Some(_) => {}
     }
     for (field, value) in [("failure.type", &said.kind), ("failure.class", &said.class)] {
-        if value.as_ref().is_some_and(|text| text.chars().count() > 512) {
+        if value
+            .as_ref()
+            .is_some_and(|text| text.chars().count() > 512)
+        {
             problems.add(field, "must have at most 512 characters");
         }
     }
     problems.into_result()?;
-    let holder = leases::activity_holder(&call.namespace, task, &named, body.activity_attempt_id.as_deref())?;
+    let holder = leases::activity_holder(
+        &call.namespace,
+        task,
+        &named,
+        body.activity_attempt_id.as_deref(),
+    )?;
     let outcome = ActivityOutcome::Failed(ActivityFailure {
         message: said.message.unwrap_or_default(),
         kind: said.kind,
@@ -346,7 +405,11 @@ async fn fail(
         exception: None,
         details: said.details.map(Json::from),
     });
-    let reported = call.api.engine.report_activity(holder.clone(), call.digest, outcome).await;
+    let reported = call
+        .api
+        .engine
+        .report_activity(holder.clone(), call.digest, outcome)
+        .await;
     let reported = reported.map_err(|refused| {
         leases::activity_refusal(refused, &holder, "failed").with("operation", "fail_activity_task")
     })?;

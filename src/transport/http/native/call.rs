@@ -114,7 +114,9 @@ pub(super) async fn preamble(
 ) -> Result<(Principal, Negotiated, Namespace), Failure> {
     let principal = identify::admit(api, request, roles)?;
     let mut headers = request.headers().get_all(PROTOCOL_HEADER);
-    let header = headers.next().map(|value| value.to_str().unwrap_or("\u{fffd}"));
+    let header = headers
+        .next()
+        .map(|value| value.to_str().unwrap_or("\u{fffd}"));
     let header = match (header, headers.next()) {
         // Two versions are no version.
         (Some(first), Some(_)) => Some(format!("{first}, …")),
@@ -128,7 +130,10 @@ pub(super) async fn preamble(
             "The namespace does not exist.",
         )
         .with("namespace", name)
-        .with("remediation", "Create the namespace, or name another one in X-Namespace.")
+        .with(
+            "remediation",
+            "Create the namespace, or name another one in X-Namespace.",
+        )
     };
     let namespace = identify::namespace(api, request).ok_or_else(|| missing(Value::Null))?;
     if api.engine.namespace_exists(&namespace).await? {

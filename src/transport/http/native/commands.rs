@@ -119,22 +119,74 @@ struct Reader<'a> {
 }
 
 /// Fields that only some types of command may carry, and which.
-type Scope = (&'static str, fn(&CommandRequest) -> bool, &'static [&'static str]);
+type Scope = (
+    &'static str,
+    fn(&CommandRequest) -> bool,
+    &'static [&'static str],
+);
 
 const SCOPES: &[Scope] = &[
-    ("retry_policy", |c| c.retry_policy.is_some(), &["schedule_activity", "start_child_workflow"]),
-    ("start_to_close_timeout", |c| c.start_to_close_timeout.is_some(), &["schedule_activity"]),
-    ("schedule_to_start_timeout", |c| c.schedule_to_start_timeout.is_some(), &["schedule_activity"]),
-    ("schedule_to_close_timeout", |c| c.schedule_to_close_timeout.is_some(), &["schedule_activity"]),
-    ("heartbeat_timeout", |c| c.heartbeat_timeout.is_some(), &["schedule_activity"]),
-    ("worker_session", |c| c.worker_session.is_some(), &["schedule_activity"]),
-    ("execution_timeout_seconds", |c| c.execution_timeout_seconds.is_some(), &["start_child_workflow"]),
-    ("run_timeout_seconds", |c| c.run_timeout_seconds.is_some(), &["start_child_workflow"]),
-    ("parent_close_policy", |c| c.parent_close_policy.is_some(), &["start_child_workflow"]),
-    ("non_retryable", |c| c.non_retryable.is_some(), &["fail_workflow", "fail_update"]),
+    (
+        "retry_policy",
+        |c| c.retry_policy.is_some(),
+        &["schedule_activity", "start_child_workflow"],
+    ),
+    (
+        "start_to_close_timeout",
+        |c| c.start_to_close_timeout.is_some(),
+        &["schedule_activity"],
+    ),
+    (
+        "schedule_to_start_timeout",
+        |c| c.schedule_to_start_timeout.is_some(),
+        &["schedule_activity"],
+    ),
+    (
+        "schedule_to_close_timeout",
+        |c| c.schedule_to_close_timeout.is_some(),
+        &["schedule_activity"],
+    ),
+    (
+        "heartbeat_timeout",
+        |c| c.heartbeat_timeout.is_some(),
+        &["schedule_activity"],
+    ),
+    (
+        "worker_session",
+        |c| c.worker_session.is_some(),
+        &["schedule_activity"],
+    ),
+    (
+        "execution_timeout_seconds",
+        |c| c.execution_timeout_seconds.is_some(),
+        &["start_child_workflow"],
+    ),
+    (
+        "run_timeout_seconds",
+        |c| c.run_timeout_seconds.is_some(),
+        &["start_child_workflow"],
+    ),
+    (
+        "parent_close_policy",
+        |c| c.parent_close_policy.is_some(),
+        &["start_child_workflow"],
+    ),
+    (
+        "non_retryable",
+        |c| c.non_retryable.is_some(),
+        &["fail_workflow", "fail_update"],
+    ),
     ("exception", |c| c.exception.is_some(), &["fail_workflow"]),
-    ("delay_seconds", |c| c.delay_seconds.is_some(), &["start_timer"]),
-    ("timeout_seconds", |c| c.timeout_seconds.is_some(), &["open_condition_wait", "open_signal_wait"]),
+    (
+        "delay_seconds",
+        |c| c.delay_seconds.is_some(),
+        &["start_timer"],
+    ),
+    (
+        "timeout_seconds",
+        |c| c.timeout_seconds.is_some(),
+        &["open_condition_wait", "open_signal_wait"],
+    ),
     (
         "payload_codec",
         |c| c.payload_codec.is_some(),
@@ -156,7 +208,8 @@ const DEFAULT_CANCELLATION_POLICY: &str = "try_cancel";
 
 impl Reader<'_> {
     fn add(&mut self, field: &str, problem: impl Into<String>) {
-        self.problems.add(&format!("{}.{field}", self.prefix), problem);
+        self.problems
+            .add(&format!("{}.{field}", self.prefix), problem);
     }
 
     fn path(&self, field: &str) -> String {
@@ -174,22 +227,41 @@ impl Reader<'_> {
             }
         }
         match kind.as_str() {
-            "schedule_activity" => self.schedule_activity(command).map(Command::ScheduleActivity),
+            "schedule_activity" => self
+                .schedule_activity(command)
+                .map(Command::ScheduleActivity),
             "start_timer" => self.start_timer(command).map(Command::StartTimer),
             "record_side_effect" => {
-                let result = self.required_payload("result", command.result.as_deref(), command.payload_codec.as_deref())?;
+                let result = self.required_payload(
+                    "result",
+                    command.result.as_deref(),
+                    command.payload_codec.as_deref(),
+                )?;
                 Some(Command::RecordSideEffect { result })
             }
-            "record_version_marker" => self.version_marker(command).map(Command::RecordVersionMarker),
+            "record_version_marker" => self
+                .version_marker(command)
+                .map(Command::RecordVersionMarker),
             "complete_workflow" => {
-                let result = self.payload("result", command.result.as_deref(), command.payload_codec.as_deref());
+                let result = self.payload(
+                    "result",
+                    command.result.as_deref(),
+                    command.payload_codec.as_deref(),
+                );
                 Some(Command::End(End::Complete { result }))
             }
-            "fail_workflow" => self.fail_workflow(command).map(|failure| Command::End(End::Fail(failure))),
-            "continue_as_new" => Some(Command::End(End::ContinueAsNew(self.continue_as_new(command)))),
+            "fail_workflow" => self
+                .fail_workflow(command)
+                .map(|failure| Command::End(End::Fail(failure))),
+            "continue_as_new" => Some(Command::End(End::ContinueAsNew(
+                self.continue_as_new(command),
+            ))),
             other => {
                 let shown: String = other.chars().take(64).collect();
-                self.add("type", format!("{shown} is not a command that this server supports"));
+                self.add(
+                    "type",
+                    format!("{shown} is not a command that this server supports"),
+                );
                 None
             }
         }
@@ -197,10 +269,14 @@ impl Reader<'_> {
 
     fn schedule_activity(&mut self, command: CommandRequest) -> Option<ScheduleActivity> {
         let path = self.path("activity_type");
-        self.problems.required_text(&path, command.activity_type.as_deref(), MAX_ID);
+        self.problems
+            .required_text(&path, command.activity_type.as_deref(), MAX_ID);
         let policy = self.policy(&command);
         if command.worker_session.is_some() {
-            self.add("worker_session", "worker sessions are not supported by this server");
+            self.add(
+                "worker_session",
+                "worker sessions are not supported by this server",
+            );
         }
         self.only_default_cancellation(&command);
         let arguments = self.arguments(&command);
@@ -219,10 +295,20 @@ impl Reader<'_> {
         if let Some(policy) = &command.cancellation_policy
             && policy != DEFAULT_CANCELLATION_POLICY
         {
-            self.add("cancellation_policy", "cooperative cancellation is not supported by this server");
+            self.add(
+                "cancellation_policy",
+                "cooperative cancellation is not supported by this server",
+            );
         }
-        if command.cancellation_scope_id.as_deref().is_some_and(|scope| scope != "root") {
-            self.add("cancellation_scope_id", "cancellation scopes are not supported by this server");
+        if command
+            .cancellation_scope_id
+            .as_deref()
+            .is_some_and(|scope| scope != "root")
+        {
+            self.add(
+                "cancellation_scope_id",
+                "cancellation scopes are not supported by this server",
+            );
         }
     }
 
@@ -230,7 +316,10 @@ impl Reader<'_> {
     fn arguments(&mut self, command: &CommandRequest) -> Option<Payload> {
         match (&command.arguments, &command.input) {
             (Some(_), Some(_)) => {
-                self.add("arguments", "contradicts the other spelling of the same field");
+                self.add(
+                    "arguments",
+                    "contradicts the other spelling of the same field",
+                );
                 None
             }
             (None, Some(input)) => match Payload::arguments_raw(input) {
@@ -240,9 +329,11 @@ impl Reader<'_> {
                     None
                 }
             },
-            (arguments, None) => {
-                self.payload("arguments", arguments.as_deref(), command.payload_codec.as_deref())
-            }
+            (arguments, None) => self.payload(
+                "arguments",
+                arguments.as_deref(),
+                command.payload_codec.as_deref(),
+            ),
         }
     }
 
@@ -251,8 +342,15 @@ impl Reader<'_> {
             self.add("delay_seconds", "is required");
         }
         let delay_seconds = self.seconds("delay_seconds", command.delay_seconds, 0);
-        if command.cancellation_scope_id.as_deref().is_some_and(|scope| scope != "root") {
-            self.add("cancellation_scope_id", "cancellation scopes are not supported by this server");
+        if command
+            .cancellation_scope_id
+            .as_deref()
+            .is_some_and(|scope| scope != "root")
+        {
+            self.add(
+                "cancellation_scope_id",
+                "cancellation scopes are not supported by this server",
+            );
         }
         let path = self.group(&command);
         Some(StartTimer {
@@ -263,7 +361,8 @@ impl Reader<'_> {
 
     fn version_marker(&mut self, command: CommandRequest) -> Option<VersionMarker> {
         let path = self.path("change_id");
-        self.problems.required_text(&path, command.change_id.as_deref(), MAX_ID);
+        self.problems
+            .required_text(&path, command.change_id.as_deref(), MAX_ID);
         for (field, value) in [
             ("version", command.version),
             ("min_supported", command.min_supported),
@@ -306,13 +405,19 @@ impl Reader<'_> {
         if message.is_none() {
             self.add("message", "is required");
         }
-        if message.as_ref().is_some_and(|message| message.len() > MAX_MESSAGE) {
+        if message
+            .as_ref()
+            .is_some_and(|message| message.len() > MAX_MESSAGE)
+        {
             self.add("message", format!("must have at most {MAX_MESSAGE} bytes"));
         }
         let kind = structured.kind.or(command.exception_type);
         let class = structured.class.or(command.exception_class);
         for (field, value) in [("exception_type", &kind), ("exception_class", &class)] {
-            if value.as_ref().is_some_and(|text| text.chars().count() > 512) {
+            if value
+                .as_ref()
+                .is_some_and(|text| text.chars().count() > 512)
+            {
                 self.add(field, "must have at most 512 characters");
             }
         }
@@ -343,7 +448,11 @@ impl Reader<'_> {
 
     fn queue(&mut self, command: &CommandRequest) -> Option<TaskQueue> {
         let path = self.path("queue");
-        let queue = self.problems.agree(&path, command.queue.as_deref(), command.task_queue.as_deref())?;
+        let queue = self.problems.agree(
+            &path,
+            command.queue.as_deref(),
+            command.task_queue.as_deref(),
+        )?;
         self.problems.text(&path, queue, MAX_ID);
         Some(TaskQueue::from(queue))
     }
@@ -356,14 +465,38 @@ impl Reader<'_> {
     }
 
     fn policy(&mut self, command: &CommandRequest) -> Option<Policy> {
-        let start_to_close = self.seconds("start_to_close_timeout", command.start_to_close_timeout, 1);
-        let schedule_to_start = self.seconds("schedule_to_start_timeout", command.schedule_to_start_timeout, 1);
-        let schedule_to_close = self.seconds("schedule_to_close_timeout", command.schedule_to_close_timeout, 1);
+        let start_to_close =
+            self.seconds("start_to_close_timeout", command.start_to_close_timeout, 1);
+        let schedule_to_start = self.seconds(
+            "schedule_to_start_timeout",
+            command.schedule_to_start_timeout,
+            1,
+        );
+        let schedule_to_close = self.seconds(
+            "schedule_to_close_timeout",
+            command.schedule_to_close_timeout,
+            1,
+        );
         let heartbeat = self.seconds("heartbeat_timeout", command.heartbeat_timeout, 1);
         for (field, inner, outer, name) in [
-            ("heartbeat_timeout", heartbeat, start_to_close, "start_to_close_timeout"),
-            ("start_to_close_timeout", start_to_close, schedule_to_close, "schedule_to_close_timeout"),
-            ("schedule_to_start_timeout", schedule_to_start, schedule_to_close, "schedule_to_close_timeout"),
+            (
+                "heartbeat_timeout",
+                heartbeat,
+                start_to_close,
+                "start_to_close_timeout",
+            ),
+            (
+                "start_to_close_timeout",
+                start_to_close,
+                schedule_to_close,
+                "schedule_to_close_timeout",
+            ),
+            (
+                "schedule_to_start_timeout",
+                schedule_to_start,
+                schedule_to_close,
+                "schedule_to_close_timeout",
+            ),
         ] {
             if let (Some(inner), Some(outer)) = (inner, outer)
                 && inner > outer
@@ -375,28 +508,51 @@ impl Reader<'_> {
         let max_attempts = retry.and_then(|retry| retry.max_attempts);
         if let Some(attempts) = max_attempts {
             let path = self.path("retry_policy.max_attempts");
-            self.problems.within(&path, attempts, 1..=i64::from(u32::MAX));
+            self.problems
+                .within(&path, attempts, 1..=i64::from(u32::MAX));
         }
         let mut backoff_seconds = Vec::new();
-        for (place, seconds) in retry.and_then(|retry| retry.backoff_seconds.as_ref()).into_iter().flatten().enumerate() {
+        for (place, seconds) in retry
+            .and_then(|retry| retry.backoff_seconds.as_ref())
+            .into_iter()
+            .flatten()
+            .enumerate()
+        {
             let path = self.path(&format!("retry_policy.backoff_seconds.{place}"));
             self.problems.within(&path, *seconds, 0..=MAX_SECONDS);
             backoff_seconds.push(u64::try_from(*seconds).unwrap_or(0));
         }
         let mut types: Vec<String> = Vec::new();
-        for (place, kind) in retry.and_then(|retry| retry.non_retryable_error_types.as_ref()).into_iter().flatten().enumerate() {
+        for (place, kind) in retry
+            .and_then(|retry| retry.non_retryable_error_types.as_ref())
+            .into_iter()
+            .flatten()
+            .enumerate()
+        {
             let kind = kind.trim();
             if kind.is_empty() {
-                self.add(&format!("retry_policy.non_retryable_error_types.{place}"), "must not be empty");
+                self.add(
+                    &format!("retry_policy.non_retryable_error_types.{place}"),
+                    "must not be empty",
+                );
             } else if !types.iter().any(|known| known == kind) {
                 types.push(kind.to_owned());
             }
         }
         let named = max_attempts.is_some() || !backoff_seconds.is_empty() || !types.is_empty();
-        let timed = [start_to_close, schedule_to_start, schedule_to_close, heartbeat].iter().any(Option::is_some);
+        let timed = [
+            start_to_close,
+            schedule_to_start,
+            schedule_to_close,
+            heartbeat,
+        ]
+        .iter()
+        .any(Option::is_some);
         (named || timed).then(|| Policy {
             snapshot_version: 1,
-            max_attempts: max_attempts.and_then(|n| u32::try_from(n).ok()).unwrap_or(1),
+            max_attempts: max_attempts
+                .and_then(|n| u32::try_from(n).ok())
+                .unwrap_or(1),
             backoff_seconds,
             start_to_close_timeout: start_to_close,
             schedule_to_start_timeout: schedule_to_start,
@@ -406,7 +562,12 @@ impl Reader<'_> {
         })
     }
 
-    fn required_payload(&mut self, field: &str, raw: Option<&RawValue>, codec: Option<&str>) -> Option<Payload> {
+    fn required_payload(
+        &mut self,
+        field: &str,
+        raw: Option<&RawValue>,
+        codec: Option<&str>,
+    ) -> Option<Payload> {
         if raw.is_none_or(|raw| raw.get() == "null") {
             self.add(field, "is required");
             return None;
@@ -414,7 +575,12 @@ impl Reader<'_> {
         self.payload(field, raw, codec)
     }
 
-    fn payload(&mut self, field: &str, raw: Option<&RawValue>, codec: Option<&str>) -> Option<Payload> {
+    fn payload(
+        &mut self,
+        field: &str,
+        raw: Option<&RawValue>,
+        codec: Option<&str>,
+    ) -> Option<Payload> {
         let declared = match codec.map(Codec::parse).transpose() {
             Ok(declared) => declared.unwrap_or(Codec::Avro),
             Err(error) => {
@@ -457,14 +623,20 @@ impl Reader<'_> {
             || flat.parallel_group_index.is_some()
             || command.parallel_group_path.is_some();
         if command.parallel_group_mode.is_some() {
-            self.add("parallel_group_mode", "durable selection is not supported by this server");
+            self.add(
+                "parallel_group_mode",
+                "durable selection is not supported by this server",
+            );
         }
         if !any {
             return None;
         }
         let inner = self.path_entry("", &flat);
         let Some(sent) = &command.parallel_group_path else {
-            self.add("parallel_group_path", "is required with the other fields of a parallel group");
+            self.add(
+                "parallel_group_path",
+                "is required with the other fields of a parallel group",
+            );
             return None;
         };
         let mut entries = Vec::new();
@@ -473,7 +645,10 @@ impl Reader<'_> {
         }
         let inner = inner?;
         if entries.last() != Some(&inner) {
-            self.add("parallel_group_path", "must end with the level that the other fields describe");
+            self.add(
+                "parallel_group_path",
+                "must end with the level that the other fields describe",
+            );
             return None;
         }
         Path::new(entries)
@@ -483,7 +658,10 @@ impl Reader<'_> {
         let before = self.problems.clone();
         let field = |name: &str| format!("{prefix}{name}");
         if entry.parallel_group_mode.is_some() && !prefix.is_empty() {
-            self.add(&field("parallel_group_mode"), "durable selection is not supported by this server");
+            self.add(
+                &field("parallel_group_mode"),
+                "durable selection is not supported by this server",
+            );
         }
         let prefixes: &[&str] = match entry.parallel_group_kind.as_deref() {
             Some("activity") => &["parallel-activities"],
@@ -491,7 +669,10 @@ impl Reader<'_> {
             Some("timer") => &["parallel-timers"],
             Some("mixed") => &["parallel-calls"],
             Some(_) => {
-                self.add(&field("parallel_group_kind"), "must be activity, child, timer or mixed");
+                self.add(
+                    &field("parallel_group_kind"),
+                    "must be activity, child, timer or mixed",
+                );
                 &[]
             }
             None => {
@@ -499,15 +680,36 @@ impl Reader<'_> {
                 &[]
             }
         };
-        let base = self.group_number(&field("parallel_group_base_sequence"), entry.parallel_group_base_sequence, 1, i64::from(u32::MAX) / 2);
-        let size = self.group_number(&field("parallel_group_size"), entry.parallel_group_size, 1, MAX_GROUP);
+        let base = self.group_number(
+            &field("parallel_group_base_sequence"),
+            entry.parallel_group_base_sequence,
+            1,
+            i64::from(u32::MAX) / 2,
+        );
+        let size = self.group_number(
+            &field("parallel_group_size"),
+            entry.parallel_group_size,
+            1,
+            MAX_GROUP,
+        );
         let highest = i64::from(size.unwrap_or(1)) - 1;
-        let index = self.group_number(&field("parallel_group_index"), entry.parallel_group_index, 0, highest);
+        let index = self.group_number(
+            &field("parallel_group_index"),
+            entry.parallel_group_index,
+            0,
+            highest,
+        );
         match (&entry.parallel_group_id, base, size) {
             (None, ..) => self.add(&field("parallel_group_id"), "is required"),
             (Some(id), Some(base), Some(size)) if !prefixes.is_empty() => {
-                if !prefixes.iter().any(|prefix| *id == format!("{prefix}:{base}:{size}")) {
-                    self.add(&field("parallel_group_id"), "does not match kind, base and size of the group");
+                if !prefixes
+                    .iter()
+                    .any(|prefix| *id == format!("{prefix}:{base}:{size}"))
+                {
+                    self.add(
+                        &field("parallel_group_id"),
+                        "does not match kind, base and size of the group",
+                    );
                 }
             }
             _ => {}
@@ -524,7 +726,13 @@ impl Reader<'_> {
         })
     }
 
-    fn group_number(&mut self, field: &str, value: Option<i64>, least: i64, most: i64) -> Option<Step> {
+    fn group_number(
+        &mut self,
+        field: &str,
+        value: Option<i64>,
+        least: i64,
+        most: i64,
+    ) -> Option<Step> {
         let Some(value) = value else {
             self.add(field, "is required");
             return None;

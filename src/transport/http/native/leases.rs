@@ -151,7 +151,10 @@ pub fn closed(state: &RunState, close: &Close) -> Value {
         CloseReason::Failed => Reason::RunFailed,
         CloseReason::Continued | CloseReason::TimedOut => Reason::RunClosed,
     };
-    let requested = matches!(close.reason, CloseReason::Cancelled | CloseReason::Terminated);
+    let requested = matches!(
+        close.reason,
+        CloseReason::Cancelled | CloseReason::Terminated
+    );
     json!({
         "stop_reason": stop.as_str(),
         "cancel_requested": requested,
@@ -177,11 +180,7 @@ fn conflict(reason: Reason, sentence: &str) -> Failure {
 }
 
 /// The refusal of a report on a workflow task. `outcome` is what the report wanted.
-pub fn workflow_refusal(
-    refused: ReportRefused,
-    holder: &Holder,
-    outcome: &'static str,
-) -> Failure {
+pub fn workflow_refusal(refused: ReportRefused, holder: &Holder, outcome: &'static str) -> Failure {
     let failure = match refused {
         ReportRefused::TaskNotFound | ReportRefused::AttemptNotFound => {
             no_such_task(&holder.task.to_string())
@@ -212,17 +211,23 @@ pub fn workflow_refusal(
             "The worker's registration is gone or has been silent for too long.",
         )
         .with("lease_owner", owner.as_str())
-        .with("lease_expires_at", lease_expires_at.map(|at| at.to_string())),
-        ReportRefused::StaleAttempt => {
-            conflict(Reason::WorkflowTaskAttemptMismatch, "The attempt is not the current one.")
-        }
+        .with(
+            "lease_expires_at",
+            lease_expires_at.map(|at| at.to_string()),
+        ),
+        ReportRefused::StaleAttempt => conflict(
+            Reason::WorkflowTaskAttemptMismatch,
+            "The attempt is not the current one.",
+        ),
         ReportRefused::AlreadyReported(receipt) => already(&receipt, Reason::TaskNotLeased),
         ReportRefused::RunClosed(state, close) => {
             conflict(Reason::RunClosed, "The run is closed.").with_all(closed(&state, &close))
         }
-        ReportRefused::RunTimedOut(state) => conflict(Reason::RunTimedOut, "The run has timed out.")
-            .with("run_id", state.id.to_string())
-            .with("run_status", state.status().as_str()),
+        ReportRefused::RunTimedOut(state) => {
+            conflict(Reason::RunTimedOut, "The run has timed out.")
+                .with("run_id", state.id.to_string())
+                .with("run_status", state.status().as_str())
+        }
         ReportRefused::InvalidCommands(state, why) => conflict(Reason::InvalidCommands, &why)
             .with("run_id", state.id.to_string())
             .with("run_status", state.status().as_str()),

@@ -60,7 +60,11 @@ async fn no_such_route(request: HttpRequest, api: Data<Api>, mut payload: Payloa
         preamble(&api, &request, <AnyRole as call::Allowed>::ROLES).await?;
         let methods = api.routes.methods(request.path());
         Err::<std::convert::Infallible, Failure>(if methods.is_empty() {
-            Failure::new(StatusCode::NOT_FOUND, Reason::NotFound, "There is no such route.")
+            Failure::new(
+                StatusCode::NOT_FOUND,
+                Reason::NotFound,
+                "There is no such route.",
+            )
         } else {
             Failure::new(
                 StatusCode::METHOD_NOT_ALLOWED,

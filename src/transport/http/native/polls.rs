@@ -54,23 +54,39 @@ impl PollBody {
     /// Events of the first page, within the server's bounds.
     pub fn page_size(&self, call: &Call<WorkerOnly, Self>) -> u64 {
         let history = &call.api.settings.history;
-        let asked = self.history_page_size.map_or(history.page_size_default.into(), |Int(n)| n);
-        u64::try_from(asked).unwrap_or(1).clamp(1, history.page_size_max.into())
+        let asked = self
+            .history_page_size
+            .map_or(history.page_size_default.into(), |Int(n)| n);
+        u64::try_from(asked)
+            .unwrap_or(1)
+            .clamp(1, history.page_size_max.into())
     }
 
-    fn request(&self, call: &Call<WorkerOnly, Self>, kind: TaskKind) -> Result<PollRequest, Failure> {
+    fn request(
+        &self,
+        call: &Call<WorkerOnly, Self>,
+        kind: TaskKind,
+    ) -> Result<PollRequest, Failure> {
         let mut problems = Problems::default();
         problems.required_text("worker_id", self.worker_id.as_deref(), MAX_ID);
         let one = self.task_queue.as_ref().map(|queue| vec![queue.clone()]);
-        let queues = problems.agree("task_queues", self.task_queues.clone(), one).unwrap_or_default();
+        let queues = problems
+            .agree("task_queues", self.task_queues.clone(), one)
+            .unwrap_or_default();
         if queues.is_empty() || queues.len() > MAX_QUEUES {
             problems.add("task_queues", format!("must name 1 to {MAX_QUEUES} queues"));
         }
         for (place, queue) in queues.iter().take(MAX_QUEUES).enumerate() {
             problems.text(&format!("task_queues.{place}"), queue, MAX_ID);
         }
-        for (field, value) in [("build_id", &self.build_id), ("poll_request_id", &self.poll_request_id)] {
-            if value.as_ref().is_some_and(|text| text.chars().count() > MAX_ID) {
+        for (field, value) in [
+            ("build_id", &self.build_id),
+            ("poll_request_id", &self.poll_request_id),
+        ] {
+            if value
+                .as_ref()
+                .is_some_and(|text| text.chars().count() > MAX_ID)
+            {
                 problems.add(field, format!("must have at most {MAX_ID} characters"));
             }
         }
@@ -79,12 +95,20 @@ impl PollBody {
         }
         for (place, kind) in self.task_kinds.iter().flatten().enumerate() {
             if !matches!(kind.as_str(), "workflow" | "update_validation") {
-                problems.add(&format!("task_kinds.{place}"), "must be workflow or update_validation");
+                problems.add(
+                    &format!("task_kinds.{place}"),
+                    "must be workflow or update_validation",
+                );
             }
         }
         let wait = self.wait(call, &mut problems);
         problems.into_result()?;
-        if self.task_kinds.iter().flatten().any(|kind| kind == "update_validation") {
+        if self
+            .task_kinds
+            .iter()
+            .flatten()
+            .any(|kind| kind == "update_validation")
+        {
             return Err(Failure::new(
                 StatusCode::CONFLICT,
                 Reason::UpdateValidationCapabilityNotAdvertised,
@@ -93,7 +117,12 @@ impl PollBody {
             .with("task", Value::Null)
             .with("poll_status", "unsupported"));
         }
-        let text = |value: &Option<String>| value.as_deref().filter(|text| !text.is_empty()).map(Arc::from);
+        let text = |value: &Option<String>| {
+            value
+                .as_deref()
+                .filter(|text| !text.is_empty())
+                .map(Arc::from)
+        };
         Ok(PollRequest {
             kind,
             namespace: call.namespace.clone(),
@@ -114,10 +143,15 @@ impl PollBody {
         if let Some(Int(seconds)) = self.poll_timeout_seconds {
             problems.within("poll_timeout_seconds", seconds, 0..=i64::MAX);
         }
-        let asked = problems.agree("poll_timeout_seconds", self.poll_timeout_seconds, self.timeout_seconds);
-        let seconds = asked.map_or(call.api.settings.long_poll.default_seconds, |Int(seconds)| {
-            u64::try_from(seconds.clamp(0, most)).unwrap_or(0)
-        });
+        let asked = problems.agree(
+            "poll_timeout_seconds",
+            self.poll_timeout_seconds,
+            self.timeout_seconds,
+        );
+        let seconds = asked.map_or(
+            call.api.settings.long_poll.default_seconds,
+            |Int(seconds)| u64::try_from(seconds.clamp(0, most)).unwrap_or(0),
+        );
         Duration::from_secs(seconds)
     }
 }
@@ -175,16 +209,31 @@ fn refusal(
             "The worker is not registered.",
         )
         .with("worker_id", worker_id)),
-        PollRefused::QueueMismatch { registered, requested } => Err(Failure::new(
+        PollRefused::QueueMismatch {
+            registered,
+            requested,
+        } => Err(Failure::new(
             StatusCode::CONFLICT,
             Reason::TaskQueueMismatch,
             "The worker is not registered for this queue.",
         )
         .with("worker_id", worker_id)
-        .with("registered_task_queue", registered.first().map(ToString::to_string))
-        .with("registered_task_queues", registered.iter().map(ToString::to_string).collect::<Vec<_>>())
+        .with(
+            "registered_task_queue",
+            registered.first().map(ToString::to_string),
+        )
+        .with(
+            "registered_task_queues",
+            registered
+                .iter()
+                .map(ToString::to_string)
+                .collect::<Vec<_>>(),
+        )
         .with("requested_task_queue", requested.as_str())),
-        PollRefused::BuildMismatch { registered, requested } => Err(Failure::new(
+        PollRefused::BuildMismatch {
+            registered,
+            requested,
+        } => Err(Failure::new(
             StatusCode::CONFLICT,
             Reason::BuildIdMismatch,
             "The worker is registered with another build.",

@@ -31,7 +31,9 @@ pub fn page_token(after: u64) -> String {
 /// The event after which a page begins.
 pub fn read_page_token(token: &str) -> Option<u64> {
     use base64::Engine as _;
-    let bytes = base64::engine::general_purpose::STANDARD.decode(token).ok()?;
+    let bytes = base64::engine::general_purpose::STANDARD
+        .decode(token)
+        .ok()?;
     let text = std::str::from_utf8(&bytes).ok()?;
     let after: u64 = text.parse().ok()?;
     // One position has one spelling.
@@ -187,7 +189,11 @@ pub fn workflow_claim(view: &WorkflowTaskView) -> Result<Vec<u8>, Failure> {
         .as_ref()
         .map(|task| resume_context(state, &task.resume))
         .unwrap_or_default();
-    let status = if state.progressed { "running" } else { "pending" };
+    let status = if state.progressed {
+        "running"
+    } else {
+        "pending"
+    };
     let task = WorkflowTask {
         task_kind: "workflow",
         task_type: "workflow",
@@ -281,7 +287,10 @@ pub fn activity_claim(view: &ActivityTaskView) -> Result<Vec<u8>, Failure> {
     claim(&task, lease)
 }
 
-fn claim<T: Serialize>(task: &T, lease: &crate::matching::GrantedLease) -> Result<Vec<u8>, Failure> {
+fn claim<T: Serialize>(
+    task: &T,
+    lease: &crate::matching::GrantedLease,
+) -> Result<Vec<u8>, Failure> {
     #[derive(Serialize)]
     struct Claim<'a, T> {
         task: &'a T,

@@ -25,7 +25,15 @@ use super::call::{AnyRole, Call, WorkerOnly};
 use super::leases::MAX_ID;
 
 /// Runtimes that a worker may name.
-const RUNTIMES: [&str; 7] = ["php", "python", "rust", "typescript", "go", "java", "external"];
+const RUNTIMES: [&str; 7] = [
+    "php",
+    "python",
+    "rust",
+    "typescript",
+    "go",
+    "java",
+    "external",
+];
 /// Queues, types or capabilities of one worker.
 const MAX_LISTED: usize = 1_000;
 /// Tasks or sessions that a worker may say it runs at once.
@@ -123,9 +131,16 @@ impl ProcessMetrics {
         }
         for (field, value, max) in [
             ("process_metrics.host", &self.host, MAX_ID),
-            ("process_metrics.process_started_at", &self.process_started_at, 64),
+            (
+                "process_metrics.process_started_at",
+                &self.process_started_at,
+                64,
+            ),
         ] {
-            if value.as_ref().is_some_and(|text| text.chars().count() > max) {
+            if value
+                .as_ref()
+                .is_some_and(|text| text.chars().count() > max)
+            {
                 problems.add(field, format!("must have at most {max} characters"));
             }
         }
@@ -150,24 +165,32 @@ pub async fn register_worker(call: Call<AnyRole, WorkerRegistrationRequest>) -> 
 }
 
 async fn register(call: Call<AnyRole, WorkerRegistrationRequest>) -> Result<Answer, Failure> {
-    let worker_id = call
-        .body
-        .worker_id
-        .clone()
-        .unwrap_or_else(|| crate::domain::ids::RunId::new(call.api.engine.clock().now(), uuid::Uuid::new_v4().as_u128()).to_string());
+    let worker_id = call.body.worker_id.clone().unwrap_or_else(|| {
+        crate::domain::ids::RunId::new(
+            call.api.engine.clock().now(),
+            uuid::Uuid::new_v4().as_u128(),
+        )
+        .to_string()
+    });
     let description = describe(&call, &worker_id)?;
     let queues: Vec<String> = description.queues.iter().map(ToString::to_string).collect();
     let registered = call
         .api
         .engine
-        .register_worker(call.namespace.clone(), WorkerId::from(worker_id.as_str()), description)
+        .register_worker(
+            call.namespace.clone(),
+            WorkerId::from(worker_id.as_str()),
+            description,
+        )
         .await;
     let worker = match registered {
         Ok(worker) => worker,
         Err(RegisterError::Refused(refused)) => return Err(refusal(refused)),
         Err(RegisterError::Fault(fault)) => {
-            return Err(lifecycle_fault(fault, "register_worker", &worker_id, queues.first())
-                .with("registered", false));
+            return Err(
+                lifecycle_fault(fault, "register_worker", &worker_id, queues.first())
+                    .with("registered", false),
+            );
         }
     };
     Answer::of(&registration(&call, &worker))
@@ -240,8 +263,16 @@ fn describe(
     if queues.is_empty() {
         problems.add("task_queues", "must name at least one queue");
     }
-    let workflow_types = problems.agree("workflow_types", body.workflow_types.clone(), body.supported_workflow_types.clone());
-    let activity_types = problems.agree("activity_types", body.activity_types.clone(), body.supported_activity_types.clone());
+    let workflow_types = problems.agree(
+        "workflow_types",
+        body.workflow_types.clone(),
+        body.supported_workflow_types.clone(),
+    );
+    let activity_types = problems.agree(
+        "activity_types",
+        body.activity_types.clone(),
+        body.supported_activity_types.clone(),
+    );
     let listed = [
         ("task_queues", Some(&queues)),
         ("workflow_types", workflow_types.as_ref()),
@@ -257,26 +288,62 @@ fn describe(
             problems.text(&format!("{field}.{place}"), item, MAX_ID);
         }
     }
-    let runtime = body.runtime.clone().unwrap_or_else(|| "external".to_owned());
+    let runtime = body
+        .runtime
+        .clone()
+        .unwrap_or_else(|| "external".to_owned());
     if !RUNTIMES.contains(&runtime.as_str()) {
         problems.add("runtime", format!("must be one of {}", RUNTIMES.join(", ")));
     }
-    for (field, value, max) in [("sdk_version", &body.sdk_version, 64), ("build_id", &body.build_id, MAX_ID)] {
-        if value.as_ref().is_some_and(|text| text.chars().count() > max) {
+    for (field, value, max) in [
+        ("sdk_version", &body.sdk_version, 64),
+        ("build_id", &body.build_id, MAX_ID),
+    ] {
+        if value
+            .as_ref()
+            .is_some_and(|text| text.chars().count() > max)
+        {
             problems.add(field, format!("must have at most {max} characters"));
         }
     }
-    let slots = |problems: &mut Problems, field: &str, value: Option<Int>, least: i64, default: u32| {
-        let Some(Int(value)) = value else { return default };
-        problems.within(field, value, least..=MAX_SLOTS);
-        u32::try_from(value).unwrap_or(default)
-    };
-    let max_workflow_tasks = slots(&mut problems, "max_concurrent_workflow_tasks", body.max_concurrent_workflow_tasks, 0, 100);
-    let max_activity_tasks = slots(&mut problems, "max_concurrent_activity_tasks", body.max_concurrent_activity_tasks, 0, 100);
-    let max_sessions = slots(&mut problems, "max_concurrent_worker_sessions", body.max_concurrent_worker_sessions, 1, 10);
+    let slots =
+        |problems: &mut Problems, field: &str, value: Option<Int>, least: i64, default: u32| {
+            let Some(Int(value)) = value else {
+                return default;
+            };
+            problems.within(field, value, least..=MAX_SLOTS);
+            u32::try_from(value).unwrap_or(default)
+        };
+    let max_workflow_tasks = slots(
+        &mut problems,
+        "max_concurrent_workflow_tasks",
+        body.max_concurrent_workflow_tasks,
+        0,
+        100,
+    );
+    let max_activity_tasks = slots(
+        &mut problems,
+        "max_concurrent_activity_tasks",
+        body.max_concurrent_activity_tasks,
+        0,
+        100,
+    );
+    let max_sessions = slots(
+        &mut problems,
+        "max_concurrent_worker_sessions",
+        body.max_concurrent_worker_sessions,
+        1,
+        10,
+    );
     if max_workflow_tasks == 0 && max_activity_tasks == 0 {
-        problems.add("max_concurrent_workflow_tasks", "must not be 0 together with max_concurrent_activity_tasks");
-        problems.add("max_concurrent_activity_tasks", "must not be 0 together with max_concurrent_workflow_tasks");
+        problems.add(
+            "max_concurrent_workflow_tasks",
+            "must not be 0 together with max_concurrent_activity_tasks",
+        );
+        problems.add(
+            "max_concurrent_activity_tasks",
+            "must not be 0 together with max_concurrent_workflow_tasks",
+        );
     }
     let heartbeat_interval_seconds = interval(&mut problems, body.heartbeat_interval_seconds);
     if let Some(metrics) = &body.process_metrics {
@@ -302,7 +369,10 @@ fn describe(
             }
         }
     } else if call.version.allows(Feature::CapabilityManifest) {
-        problems.add("capability_manifest", "is required from protocol version 1.18 on");
+        problems.add(
+            "capability_manifest",
+            "is required from protocol version 1.18 on",
+        );
     }
     problems.into_result()?;
     check_capabilities(call)?;
@@ -310,7 +380,11 @@ fn describe(
         queues: queues.into_iter().map(TaskQueue::from).collect(),
         runtime,
         sdk_version: body.sdk_version.clone(),
-        build_id: body.build_id.as_deref().filter(|build| !build.is_empty()).map(Arc::from),
+        build_id: body
+            .build_id
+            .as_deref()
+            .filter(|build| !build.is_empty())
+            .map(Arc::from),
         workflow_types: workflow_types.into(),
         activity_types: activity_types.unwrap_or_default().into(),
         fingerprints,
@@ -321,7 +395,10 @@ fn describe(
         max_activity_tasks,
         max_sessions,
         slots: body.task_slots.as_ref().and_then(raw),
-        process_metrics: body.process_metrics.as_ref().and_then(ProcessMetrics::stored),
+        process_metrics: body
+            .process_metrics
+            .as_ref()
+            .and_then(ProcessMetrics::stored),
         heartbeat_interval_seconds,
     })
 }
@@ -364,11 +441,16 @@ fn check_capabilities(call: &Call<AnyRole, WorkerRegistrationRequest>) -> Result
             .with("capability", name)
             .with("requested_version", call.version.requested().to_string())
             .with("minimum_protocol_version", minimum)
-            .with("remediation", "Leave the capability out, or use a protocol version that has it."))
+            .with(
+                "remediation",
+                "Leave the capability out, or use a protocol version that has it.",
+            ))
     };
     let floor = Feature::CapabilityManifest.floor().to_string();
     for name in ["local_activities", "worker_sessions", "sticky_execution"] {
-        let Some(manifest) = &call.body.capability_manifest else { break };
+        let Some(manifest) = &call.body.capability_manifest else {
+            break;
+        };
         let entry = manifest.get(name);
         if lists(name) != entry.is_some_and(|entry| entry.supported) {
             return refuse(
@@ -379,10 +461,13 @@ fn check_capabilities(call: &Call<AnyRole, WorkerRegistrationRequest>) -> Result
             );
         }
         let Some(entry) = entry else { continue };
-        let minimum = crate::protocol::version::ProtocolVersion::parse(&entry.minimum_protocol_version);
-        let right = minimum.as_ref().is_ok_and(|minimum| *minimum >= Feature::CapabilityManifest.floor());
-        let too_new = entry.supported
-            && minimum.is_ok_and(|minimum| *call.version.requested() < minimum);
+        let minimum =
+            crate::protocol::version::ProtocolVersion::parse(&entry.minimum_protocol_version);
+        let right = minimum
+            .as_ref()
+            .is_ok_and(|minimum| *minimum >= Feature::CapabilityManifest.floor());
+        let too_new =
+            entry.supported && minimum.is_ok_and(|minimum| *call.version.requested() < minimum);
         if !right || too_new {
             return refuse(
                 Reason::WorkerCapabilityProtocolFloorMismatch,
@@ -393,7 +478,9 @@ fn check_capabilities(call: &Call<AnyRole, WorkerRegistrationRequest>) -> Result
         }
     }
     for feature in [Feature::MemoUpserts, Feature::TypedSearchAttributes] {
-        let Some(name) = feature.worker_capability() else { continue };
+        let Some(name) = feature.worker_capability() else {
+            continue;
+        };
         if lists(name) && !call.version.allows(feature) {
             return refuse(
                 Reason::WorkflowMetadataCapabilityProtocolMismatch,
@@ -409,7 +496,10 @@ fn check_capabilities(call: &Call<AnyRole, WorkerRegistrationRequest>) -> Result
             Reason::MessageStreamsUnavailable,
             "message_streams",
             streams.floor().to_string(),
-            format!("message_streams needs protocol version {}.", streams.floor()),
+            format!(
+                "message_streams needs protocol version {}.",
+                streams.floor()
+            ),
         );
     }
     Ok(())
@@ -458,7 +548,11 @@ async fn heartbeat(call: Call<WorkerOnly, WorkerHeartbeatRequest>) -> Result<Ans
     });
     let beat = Beat {
         slots: text(slots),
-        process_metrics: text(body.process_metrics.as_ref().and_then(ProcessMetrics::stored)),
+        process_metrics: text(
+            body.process_metrics
+                .as_ref()
+                .and_then(ProcessMetrics::stored),
+        ),
         heartbeat_interval_seconds,
     };
     let worker = call

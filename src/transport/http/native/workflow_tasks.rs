@@ -76,7 +76,11 @@ async fn history_page(
         lease_owner: body.lease_owner.as_deref(),
     };
     let mut problems = Problems::default();
-    let token = problems.agree("page_token", body.page_token.as_deref(), body.next_history_page_token.as_deref());
+    let token = problems.agree(
+        "page_token",
+        body.page_token.as_deref(),
+        body.next_history_page_token.as_deref(),
+    );
     if let Some(Int(size)) = body.history_page_size {
         problems.within("history_page_size", size, 1..=1_000);
     }
@@ -86,17 +90,28 @@ async fn history_page(
     problems.into_result()?;
     let history = &call.api.settings.history;
     let size = body.page_size.or(body.history_page_size);
-    let size = size.map_or(history.page_size_default.into(), |Int(n)| u64::try_from(n).unwrap_or(1));
+    let size = size.map_or(history.page_size_default.into(), |Int(n)| {
+        u64::try_from(n).unwrap_or(1)
+    });
     let size = size.min(history.page_size_max.into());
-    let holder = leases::workflow_holder(&call.namespace, task, &named, body.workflow_task_attempt)?;
+    let holder =
+        leases::workflow_holder(&call.namespace, task, &named, body.workflow_task_attempt)?;
     let after = match token {
         None => 0,
         Some(token) => tasks::read_page_token(token).ok_or_else(|| {
-            Failure::new(StatusCode::BAD_REQUEST, Reason::InvalidPageToken, "The page token is not one of this server's.")
-                .with("task_id", task)
+            Failure::new(
+                StatusCode::BAD_REQUEST,
+                Reason::InvalidPageToken,
+                "The page token is not one of this server's.",
+            )
+            .with("task_id", task)
         })?,
     };
-    let read = call.api.engine.workflow_task_history(holder.clone(), after, size).await;
+    let read = call
+        .api
+        .engine
+        .workflow_task_history(holder.clone(), after, size)
+        .await;
     let (page, seen, attempt, state) =
         read.map_err(|refused| leases::workflow_refusal(refused, &holder, "rejected"))?;
     let events = tasks::events(&page.events)?;
@@ -155,8 +170,13 @@ async fn heartbeat(
         worker_id: body.worker_id.as_deref(),
         lease_owner: body.lease_owner.as_deref(),
     };
-    let holder = leases::workflow_holder(&call.namespace, task, &named, body.workflow_task_attempt)?;
-    let renewed = call.api.engine.heartbeat_workflow_task(holder.clone()).await;
+    let holder =
+        leases::workflow_holder(&call.namespace, task, &named, body.workflow_task_attempt)?;
+    let renewed = call
+        .api
+        .engine
+        .heartbeat_workflow_task(holder.clone())
+        .await;
     let renewed = renewed.map_err(|refused| {
         leases::workflow_refusal(refused, &holder, "rejected")
             .with("operation", "heartbeat_workflow_task")
@@ -218,10 +238,14 @@ async fn complete(
     let Some(sent) = sent else {
         return Err(Problems::of("commands", "is required").into());
     };
-    let holder = leases::workflow_holder(&call.namespace, task, &named, body.workflow_task_attempt)?;
+    let holder =
+        leases::workflow_holder(&call.namespace, task, &named, body.workflow_task_attempt)?;
     let commands = commands::read(sent)?;
     let streams = [&body.message_stream_cursors, &body.message_stream_waits];
-    if streams.iter().any(|sent| sent.as_ref().is_some_and(|sent| !sent.is_empty())) {
+    if streams
+        .iter()
+        .any(|sent| sent.as_ref().is_some_and(|sent| !sent.is_empty()))
+    {
         return Err(Failure::new(
             StatusCode::CONFLICT,
             Reason::MessageStreamsUnavailable,
@@ -233,9 +257,12 @@ async fn complete(
         .with("recorded", false));
     }
     let engine = &call.api.engine;
-    let reported = engine.complete_workflow_task(holder.clone(), call.digest, commands).await;
+    let reported = engine
+        .complete_workflow_task(holder.clone(), call.digest, commands)
+        .await;
     let reported = reported.map_err(|refused| {
-        leases::workflow_refusal(refused, &holder, "completed").with("operation", "complete_workflow_task")
+        leases::workflow_refusal(refused, &holder, "completed")
+            .with("operation", "complete_workflow_task")
     })?;
     Answer::of(&recorded(&holder, &reported))
 }
@@ -271,13 +298,19 @@ fn recorded(holder: &Holder, reported: &Reported) -> serde_json::Value {
             fields["reason"] = Reason::RunClosed.as_str().into();
             fields
         }
-        _ => json!({"outcome": "completed", "recorded": true, "created_task_ids": [], "reason": null}),
+        _ => {
+            json!({"outcome": "completed", "recorded": true, "created_task_ids": [], "reason": null})
+        }
     };
     let mut fields = common;
     if let (Some(fields), serde_json::Value::Object(rest)) = (fields.as_object_mut(), rest) {
         fields.extend(rest);
     }
-    if let Some(next) = fields.get("next_task_id").and_then(|next| next.get(0)).cloned() {
+    if let Some(next) = fields
+        .get("next_task_id")
+        .and_then(|next| next.get(0))
+        .cloned()
+    {
         fields["next_task_id"] = next;
     }
     fields
@@ -348,8 +381,14 @@ async fn fail(
     if said.message.is_none() {
         problems.add("failure.message", "is required");
     }
-    for (field, value, max) in [("failure.type", &said.kind, 512), ("failure.reason", &said.reason, 191)] {
-        if value.as_ref().is_some_and(|text| text.chars().count() > max) {
+    for (field, value, max) in [
+        ("failure.type", &said.kind, 512),
+        ("failure.reason", &said.reason, 191),
+    ] {
+        if value
+            .as_ref()
+            .is_some_and(|text| text.chars().count() > max)
+        {
             problems.add(field, format!("must have at most {max} characters"));
         }
     }
@@ -357,13 +396,20 @@ async fn fail(
         problems.within("failure.sequence", sequence, 1..=i64::MAX);
     }
     problems.into_result()?;
-    let holder = leases::workflow_holder(&call.namespace, task, &named, body.workflow_task_attempt)?;
+    let holder =
+        leases::workflow_holder(&call.namespace, task, &named, body.workflow_task_attempt)?;
     let engine = &call.api.engine;
-    let reported = engine.fail_workflow_task(holder.clone(), call.digest, failure(&said)).await;
+    let reported = engine
+        .fail_workflow_task(holder.clone(), call.digest, failure(&said))
+        .await;
     let reported = reported.map_err(|refused| {
         leases::workflow_refusal(refused, &holder, "failed").with("operation", "fail_workflow_task")
     })?;
-    if let Reply::Reported { report: ReportKind::Failed, .. } = &reported.reply {
+    if let Reply::Reported {
+        report: ReportKind::Failed,
+        ..
+    } = &reported.reply
+    {
         tracing::warn!(task = %holder.task, kind = said.kind, reason = said.reason, "workflow task failed by its worker");
     }
     Answer::of(&recorded(&holder, &reported))
