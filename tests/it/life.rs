@@ -13,20 +13,33 @@ async fn a_workflow_with_one_activity_runs_to_its_end() {
     let task = client.poll("workflow", "w", "q", 5).await;
     assert_eq!(task["run_id"], run.as_str());
     client
-        .complete(&task, json!([{"type": "schedule_activity", "activity_type": "hello", "input": ["Ada"]}]))
+        .complete(
+            &task,
+            json!([{"type": "schedule_activity", "activity_type": "hello", "input": ["Ada"]}]),
+        )
         .await
         .expect(200);
     let activity = client.poll("activity", "w", "q", 5).await;
     assert_eq!(activity["attempt"], 1);
     client
-        .report(&activity, "complete", json!({"result": {"greeting": "hello, Ada"}}))
+        .report(
+            &activity,
+            "complete",
+            json!({"result": {"greeting": "hello, Ada"}}),
+        )
         .await
         .expect(200);
     let task = client.poll("workflow", "w", "q", 5).await;
     let events = task["history_events"].as_array().unwrap();
-    let result = &events.iter().find(|e| e["event_type"] == "ActivityCompleted").unwrap()["payload"]["result"];
+    let result = &events
+        .iter()
+        .find(|e| e["event_type"] == "ActivityCompleted")
+        .unwrap()["payload"]["result"];
     client
-        .complete(&task, json!([{"type": "complete_workflow", "result": result}]))
+        .complete(
+            &task,
+            json!([{"type": "complete_workflow", "result": result}]),
+        )
         .await
         .expect(200);
     let described = client.get("/workflows/wf").await.expect(200);

@@ -231,7 +231,8 @@ impl Client {
     }
 
     pub async fn post(&self, path: &str, body: Value) -> Answer {
-        self.send(self.request(Method::POST, path).json(&body)).await
+        self.send(self.request(Method::POST, path).json(&body))
+            .await
     }
 
     pub async fn delete(&self, path: &str) -> Answer {
@@ -239,7 +240,13 @@ impl Client {
     }
 
     /// Registers a worker for one queue, with these types, in the SDKs' spelling.
-    pub async fn register(&self, worker: &str, queue: &str, workflows: &[&str], activities: &[&str]) {
+    pub async fn register(
+        &self,
+        worker: &str,
+        queue: &str,
+        workflows: &[&str],
+        activities: &[&str],
+    ) {
         let mut body = json!({
             "worker_id": worker,
             "task_queue": queue,
@@ -292,7 +299,9 @@ impl Client {
     /// The event types of a run.
     pub async fn events(&self, workflow: &str, run: &str) -> Vec<String> {
         let history = self
-            .get(&format!("/workflows/{workflow}/runs/{run}/history?page_size=1000"))
+            .get(&format!(
+                "/workflows/{workflow}/runs/{run}/history?page_size=1000"
+            ))
             .await
             .expect(200);
         let events = history["events"].as_array().expect("events");
@@ -312,13 +321,20 @@ pub fn text<'a>(value: &'a Value, field: &str) -> &'a str {
 }
 
 /// Waits until `probe` gives something, at most `seconds`.
-pub async fn eventually<T>(what: &str, seconds: u64, mut probe: impl AsyncFnMut() -> Option<T>) -> T {
+pub async fn eventually<T>(
+    what: &str,
+    seconds: u64,
+    mut probe: impl AsyncFnMut() -> Option<T>,
+) -> T {
     let deadline = Instant::now() + Duration::from_secs(seconds);
     loop {
         if let Some(value) = probe().await {
             return value;
         }
-        assert!(Instant::now() < deadline, "{what} did not happen within {seconds} s");
+        assert!(
+            Instant::now() < deadline,
+            "{what} did not happen within {seconds} s"
+        );
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
