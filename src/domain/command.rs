@@ -156,9 +156,10 @@ pub struct StartTimer {
 }
 
 /// What becomes of a child when its parent closes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ClosePolicy {
     /// Nothing.
+    #[default]
     Abandon,
     /// It is cancelled.
     RequestCancel,

@@ -3,11 +3,13 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use super::event::Event;
-use super::ids::{Namespace, RunId, TaskNo, WorkerId, WorkflowId};
+use super::ids::{Namespace, RunId, Step, TaskNo, WorkerId, WorkflowId};
 use super::lease::Hold;
 use super::routing::{Routing, TaskKind};
-use super::run::{Digest, Fact, RunState};
+use super::run::{ChildOutcome, Digest, Fact, RunState};
 use super::time::Timestamp;
 
 /// A task as it is opened.
@@ -63,15 +65,21 @@ pub enum TimerKind {
     RunDeadline,
     /// The whole execution must have closed.
     ExecutionDeadline,
+    /// A wait for a condition must have ended; the number is its step.
+    ConditionTimeout,
+    /// A wait for a signal must have ended; the number is its step.
+    SignalTimeout,
 }
 
 impl TimerKind {
-    const ALL: [Self; 5] = [
+    const ALL: [Self; 7] = [
         Self::User,
         Self::ScheduleToStart,
         Self::ScheduleToClose,
         Self::RunDeadline,
         Self::ExecutionDeadline,
+        Self::ConditionTimeout,
+        Self::SignalTimeout,
     ];
 
     /// The number it is stored as.
@@ -82,6 +90,8 @@ impl TimerKind {
             Self::ScheduleToClose => 2,
             Self::RunDeadline => 3,
             Self::ExecutionDeadline => 4,
+            Self::ConditionTimeout => 5,
+            Self::SignalTimeout => 6,
         }
     }
 
@@ -109,11 +119,41 @@ pub enum TimerEffect {
     Cancel,
 }
 
+/// What one run has to tell another. It is written with the decision that says it and delivered
+/// afterwards, at least once; the other run takes it once.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Relay {
+    /// To the parent: a child has reached its end.
+    ChildClosed {
+        /// The run that made the child.
+        parent: RunId,
+        /// Step of the call there.
+        step: Step,
+        /// The child's first run.
+        child: RunId,
+        /// How it ended.
+        outcome: Box<ChildOutcome>,
+    },
+    /// To a child, whatever run it is in: close.
+    Close {
+        /// Namespace of the child.
+        namespace: Namespace,
+        /// The child.
+        workflow_id: WorkflowId,
+        /// Terminate it; otherwise cancel it.
+        terminate: bool,
+        /// Why.
+        reason: Arc<str>,
+    },
+}
+
 /// Net effects on the rows of one run.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub struct Effects {
     tasks: BTreeMap<TaskNo, TaskEffect>,
     timers: BTreeMap<TimerKey, TimerEffect>,
+    relays: BTreeMap<u64, Relay>,
 }
 
 impl Effects {
@@ -127,9 +167,14 @@ impl Effects {
         &self.timers
     }
 
-    /// Nothing happens.
-    pub fn is_empty(&self) -> bool {
-        self.tasks.is_empty() && self.timers.is_empty()
+    /// What other runs are told, by the event that says so here.
+    pub fn relays(&self) -> &BTreeMap<u64, Relay> {
+        &self.relays
+    }
+
+    /// Tells another run something because of event `event`.
+    pub fn relay(&mut self, event: u64, relay: Relay) {
+        self.relays.insert(event, relay);
     }
 
     /// Opens a task.
@@ -188,6 +233,7 @@ impl Effects {
             }
         }
         self.timers.extend(later.timers);
+        self.relays.extend(later.relays);
     }
 }
 

@@ -9,6 +9,17 @@ pub const COMMANDS_SHOWN: usize = 100;
 /// Hand-outs of one task before it is given up (see [`super::lease`]).
 pub const MAX_DELIVERIES: u32 = 20;
 
+/// Entries of a memo.
+pub const MAX_MEMO_ENTRIES: usize = 100;
+/// Bytes of one value of a memo, as a blob of its own before base64.
+pub const MAX_MEMO_VALUE_BYTES: usize = 10_240;
+/// Bytes of a memo, encoded, before base64.
+pub const MAX_MEMO_BYTES: u64 = 65_536;
+/// Search attributes of a run.
+pub const MAX_SEARCH_ATTRIBUTES: u64 = 100;
+/// Updates whose outcome a run finds without reading its history.
+pub const ANSWERS_KEPT: usize = 256;
+
 /// Structural limits of one run and one completion. 0 switches a limit off.
 #[derive(Clone, Debug)]
 pub struct Limits {
@@ -58,8 +69,16 @@ pub enum LimitKind {
     PendingActivities,
     /// Open timers.
     PendingTimers,
+    /// Open children.
+    PendingChildren,
     /// Signals waiting to be recorded.
     PendingSignals,
+    /// Updates without an outcome.
+    PendingUpdates,
+    /// Bytes of the memo.
+    MemoSize,
+    /// Number or bytes of search attributes.
+    SearchAttributes,
     /// Commands in one completion.
     CommandBatch,
     /// Events in one transaction.
@@ -76,7 +95,11 @@ impl LimitKind {
         match self {
             Self::PendingActivities => "pending_activity_count",
             Self::PendingTimers => "pending_timer_count",
+            Self::PendingChildren => "pending_child_count",
             Self::PendingSignals => "pending_signal_count",
+            Self::PendingUpdates => "pending_update_count",
+            Self::MemoSize => "memo_size",
+            Self::SearchAttributes => "search_attribute_size",
             Self::CommandBatch => "command_batch_size",
             Self::HistoryTransaction => "history_transaction_size",
             Self::HistoryEvents => "history_event_count",

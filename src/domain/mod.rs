@@ -3,6 +3,7 @@
 pub mod command;
 pub mod decision;
 pub mod event;
+pub mod features;
 pub mod ids;
 pub mod lease;
 pub mod limits;

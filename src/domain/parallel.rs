@@ -65,6 +65,14 @@ impl Path {
         &self.0[self.0.len() - 1]
     }
 
+    /// Whether the command is a leaf of the member of a selection that begins at `base`.
+    pub fn is_of_member(&self, base: Step) -> bool {
+        self.outermost()
+            .member
+            .as_ref()
+            .is_some_and(|member| member.selection_member_base_sequence == base)
+    }
+
     /// All entries, outermost first.
     pub fn entries(&self) -> &[PathEntry] {
         &self.0
@@ -150,6 +158,18 @@ pub struct LeafEnd {
     pub failed: bool,
     /// Identity of the operation.
     pub identity: String,
+}
+
+impl LeafEnd {
+    /// The end of a leaf that no event records and nobody waits for.
+    pub fn quiet(sequence: u64) -> Self {
+        Self {
+            sequence,
+            event_type: "",
+            failed: false,
+            identity: String::new(),
+        }
+    }
 }
 
 /// What the end of a leaf means for whoever waits for its group.
@@ -246,12 +266,22 @@ impl Group {
             .iter()
             .flatten()
             .map(|member| &member.path)
-            .filter(move |path| {
-                path.outermost()
-                    .member
-                    .as_ref()
-                    .is_some_and(|member| member.selection_member_base_sequence == base)
-            })
+            .filter(move |path| path.is_of_member(base))
+    }
+
+    /// The path of the leaf at `step`.
+    pub fn path_at(&self, step: Step) -> Option<&Path> {
+        self.members
+            .iter()
+            .flatten()
+            .map(|member| &member.path)
+            .find(|path| path.step() == Some(step))
+    }
+
+    /// The id of the group, once a leaf is recorded.
+    pub fn id(&self) -> Option<&str> {
+        let member = self.members.iter().flatten().next()?;
+        Some(&member.path.outermost().parallel_group_id)
     }
 
     /// Whether a member of a selection has reached its end, or was cancelled.

@@ -6,6 +6,7 @@
 
 mod decode;
 mod encode;
+mod entries;
 #[cfg(test)]
 mod tests;
 
@@ -14,6 +15,7 @@ use serde_json::Value;
 pub use decode::{DecodeError, decode};
 pub(crate) use encode::read_text;
 pub use encode::{EncodeError, encode, encode_text};
+pub use entries::{Entries, EntriesError};
 
 /// What stands in front of every datum: the single-object marker and the fingerprint of the fixed
 /// `durable_workflow.protocol.Value` schema (payload envelope, Avro value encoding).

@@ -71,6 +71,13 @@ pub struct ActivityStarted {
     pub worker_attempt_id: Option<Arc<str>>,
 }
 
+impl ActivityKeys {
+    /// Its worker ran it inside a workflow task.
+    pub fn is_local(&self) -> bool {
+        self.local_activity == Some(true)
+    }
+}
+
 /// The last heartbeat of an attempt, recorded with the attempt's outcome.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ActivityHeartbeatRecorded {

@@ -50,10 +50,14 @@ pub struct WorkflowStarted {
     pub run_deadline_at: Option<Timestamp>,
     pub timestamp: Timestamp,
     pub continued_from_run_id: Option<RunId>,
-    pub declared_queries: Vec<String>,
-    pub declared_signals: Vec<String>,
-    pub declared_updates: Vec<String>,
-    pub declared_update_validators: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub declared_queries: Option<Arc<[Arc<str>]>>,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub declared_signals: Option<Arc<[Arc<str>]>>,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub declared_updates: Option<Arc<[Arc<str>]>>,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub declared_update_validators: Option<Arc<[Arc<str>]>>,
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub parent_workflow_instance_id: Option<WorkflowId>,
     #[serde(skip_serializing_if = "Option::is_none", default)]
@@ -62,6 +66,8 @@ pub struct WorkflowStarted {
     pub parent_sequence: Option<Step>,
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub child_call_id: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub workflow_link_id: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub retry_attempt: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none", default)]
@@ -149,6 +155,9 @@ pub struct WorkflowFailed {
     pub failed_step_sequence: Option<Step>,
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub failed_activity_execution_id: Option<String>,
+    /// The run that tries the same again, for a child with a retry policy.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub retried_as_run_id: Option<RunId>,
 }
 
 /// The keys that the closings from outside share.
@@ -185,4 +194,6 @@ pub struct WorkflowTimedOut {
     pub exception_class: Word,
     pub execution_deadline_at: Option<Timestamp>,
     pub run_deadline_at: Option<Timestamp>,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub retried_as_run_id: Option<RunId>,
 }

@@ -20,7 +20,8 @@ use super::super::time::Timestamp;
 use super::draft::Draft;
 use super::fact::{Digest, Fact, Receipt, ReportKind};
 use super::outcome::{Refusal, Reply, Verdict};
-use super::state::{Activity, CloseReason, RunState};
+use super::state::{Activity, RunState};
+use super::status::CloseReason;
 use super::workflow_task::within;
 
 /// A worker's report on an activity attempt.
@@ -110,6 +111,8 @@ pub(super) fn schedule(draft: &mut Draft<'_>, step: Step, command: ScheduleActiv
             activity_type: Arc::clone(&command.activity_type),
             sequence: step,
             activity_task_id: TaskId { run, no },
+            execution_mode: None,
+            local_activity: None,
             group: GroupFields::from(command.path.as_ref()),
         },
         activity: ActivitySnapshot {
@@ -187,6 +190,7 @@ pub fn started_event(
             activity_attempt_id: attempt_id(state.id, no, attempt),
             attempt_number: attempt,
             lease_owner: owner.to_string(),
+            worker_attempt_id: None,
         }
         .into(),
     })
@@ -377,7 +381,7 @@ fn fail_too_large(draft: &mut Draft<'_>, activity: &Activity, attempt: u32, byte
 }
 
 /// The public part of a failure, as replay shows it to workflow code.
-fn exception(failure: &Failure) -> Json {
+pub(super) fn exception(failure: &Failure) -> Json {
     #[derive(serde::Serialize)]
     struct Exception<'a> {
         #[serde(rename = "type")]
@@ -563,19 +567,30 @@ fn end_timed_out(
 
 /// Drops every open activity, with an event each.
 pub(super) fn cancel_all(draft: &mut Draft<'_>, command: Option<&str>) {
-    let run = draft.state.id;
     let open: Vec<_> = draft.state.activities.values().cloned().collect();
     for activity in open {
-        let cancelled_at = draft.now;
-        draft.emit(ActivityCancelled {
-            keys: keys(run, &activity),
-            workflow_command_id: command.map(str::to_owned),
-            activity_attempt_id: (activity.started > 0)
-                .then(|| attempt_id(run, activity.no, activity.started)),
-            attempt_number: activity.started,
-            cancelled_at,
-        });
+        cancel(draft, &activity, command);
     }
+}
+
+/// Drops an activity that lost a selection. A worker that runs it learns so from its next heartbeat.
+pub(super) fn give_up_for_selection(draft: &mut Draft<'_>, activity: &Activity) {
+    cancel(draft, activity, None);
+    drop_rows(draft, activity.no);
+}
+
+fn cancel(draft: &mut Draft<'_>, activity: &Activity, command: Option<&str>) {
+    let run = draft.state.id;
+    let cancelled_at = draft.now;
+    draft.emit(ActivityCancelled {
+        keys: keys(run, activity),
+        workflow_command_id: command.map(str::to_owned),
+        activity_attempt_id: (activity.started > 0)
+            .then(|| attempt_id(run, activity.no, activity.started)),
+        attempt_number: activity.started,
+        cancelled_at,
+        message: None,
+    });
 }
 
 /// Removes the rows of an activity.
@@ -605,6 +620,8 @@ fn keys(run: RunId, activity: &Activity) -> ActivityKeys {
             run,
             no: activity.no,
         },
+        execution_mode: None,
+        local_activity: None,
         group: GroupFields::from(activity.path.as_ref()),
     }
 }

@@ -17,8 +17,9 @@ use super::draft::Draft;
 use super::fact::{CommandKind, Fact};
 use super::outcome::{Refusal, Reply, Verdict};
 use super::start::deadline;
-use super::state::CloseReason;
-use super::{activity, signal, timer};
+use super::status::CloseReason;
+use super::steps::invalid;
+use super::{activity, child, held, timer};
 
 /// A caller's wish to close or archive a run.
 #[derive(Clone, Debug)]
@@ -83,12 +84,13 @@ fn from_outside(
     } else {
         Body::from(TerminateRequested(asked))
     });
-    drop_open(&mut draft, Some(&command));
-    let (word, reason, class) = if cancelled {
-        ("cancelled", CloseReason::Cancelled, "WorkflowCancelled")
+    let (word, reason) = if cancelled {
+        ("cancelled", CloseReason::Cancelled)
     } else {
-        ("terminated", CloseReason::Terminated, "WorkflowTerminated")
+        ("terminated", CloseReason::Terminated)
     };
+    drop_open(&mut draft, Some(&command), reason);
+    let (message, class) = words(word, request.reason.as_deref());
     let closed = ClosedFromOutside {
         workflow_command_id: command,
         workflow_instance_id,
@@ -97,10 +99,7 @@ fn from_outside(
         failure_category: word.into(),
         closed_reason: reason.as_str().into(),
         exception_class: class.into(),
-        message: match &request.reason {
-            Some(why) => format!("Workflow {word}: {why}"),
-            None => format!("Workflow {word}."),
-        },
+        message,
         reason: request.reason,
     };
     draft.emit(if cancelled {
@@ -108,10 +107,25 @@ fn from_outside(
     } else {
         Body::from(WorkflowTerminated(closed))
     });
+    child::report_end(&mut draft, None);
     Ok(Verdict::Commit(
         Box::new(draft.finish()),
         Reply::Closed { command: n },
     ))
+}
+
+/// What a closing from outside says about itself: a sentence, and the class of the exception.
+pub(super) fn words(word: &str, why: Option<&str>) -> (String, &'static str) {
+    let message = match why {
+        Some(why) => format!("Workflow {word}: {why}"),
+        None => format!("Workflow {word}."),
+    };
+    let class = if word == "cancelled" {
+        "WorkflowCancelled"
+    } else {
+        "WorkflowTerminated"
+    };
+    (message, class)
 }
 
 /// Fences the closing on the lease that was seen, and remembers its holder.
@@ -185,29 +199,48 @@ fn time_out(draft: &mut Draft<'_>) {
     } else {
         "run_timeout"
     };
-    drop_open(draft, None);
+    drop_open(draft, None, CloseReason::TimedOut);
+    let message = if whole {
+        "Workflow execution timed out."
+    } else {
+        "Workflow run timed out."
+    };
+    let next = child::next_try(
+        draft,
+        &Failure {
+            message: message.to_owned(),
+            class: Some("WorkflowTimedOut".to_owned()),
+            ..Failure::default()
+        },
+    );
     let failure_id = draft.next_part(Part::Failure);
     draft.emit(WorkflowTimedOut {
         failure_id,
         timeout_kind: kind.into(),
         failure_category: "timeout".into(),
-        message: if whole {
-            "Workflow execution timed out.".to_owned()
-        } else {
-            "Workflow run timed out.".to_owned()
-        },
+        message: message.to_owned(),
         exception_class: "WorkflowTimedOut".into(),
         execution_deadline_at: begun.execution_deadline_at,
         run_deadline_at: begun.run_deadline_at,
+        retried_as_run_id: next.as_ref().map(|next| next.run),
     });
+    child::report_end(draft, next);
 }
 
 /// Drops everything that is open, with an event for each, and records what was held.
-fn drop_open(draft: &mut Draft<'_>, command: Option<&str>) {
+fn drop_open(draft: &mut Draft<'_>, command: Option<&str>, reason: CloseReason) {
+    draft.closing();
     drop_rows(draft);
     activity::cancel_all(draft, command);
     timer::cancel_all(draft);
-    signal::release_held(draft);
+    wind_up(draft, reason);
+}
+
+/// What every closing but continue-as-new does before the terminal event.
+fn wind_up(draft: &mut Draft<'_>, reason: CloseReason) {
+    draft.closing();
+    held::wind_up(draft, reason.as_str());
+    child::apply_close_policies(draft);
 }
 
 /// Removes the rows of everything that is open.
@@ -240,18 +273,25 @@ pub(super) fn drop_rows(draft: &mut Draft<'_>) {
 
 /// The workflow returned.
 pub(super) fn complete(draft: &mut Draft<'_>, result: Option<Payload>) {
-    signal::release_held(draft);
+    wind_up(draft, CloseReason::Completed);
     drop_rows(draft);
     draft.emit(WorkflowCompleted {
         output: result.unwrap_or_else(Payload::null),
         payload_codec: Codec::Avro,
     });
+    child::report_end(draft, None);
 }
 
 /// The workflow failed.
-pub(super) fn fail(draft: &mut Draft<'_>, failure: Failure) {
-    signal::release_held(draft);
+pub(super) fn fail(draft: &mut Draft<'_>, failure: Failure) -> Result<(), Refusal> {
+    if let Some((step, _)) = &failure.failed_step
+        && *step >= draft.state.next_step
+    {
+        return Err(invalid(&format!("the failed step {step} does not exist")));
+    }
+    wind_up(draft, CloseReason::Failed);
     drop_rows(draft);
+    let next = child::next_try(draft, &failure);
     let failure_id = draft.next_part(Part::Failure);
     let source_id = draft.state.id.to_string();
     draft.emit(WorkflowFailed {
@@ -264,5 +304,10 @@ pub(super) fn fail(draft: &mut Draft<'_>, failure: Failure) {
         exception_class: failure.class,
         message: failure.message,
         exception: failure.exception,
+        failed_step_sequence: failure.failed_step.as_ref().map(|(step, _)| *step),
+        failed_activity_execution_id: failure.failed_step.map(|(_, activity)| activity),
+        retried_as_run_id: next.as_ref().map(|next| next.run),
     });
+    child::report_end(draft, next);
+    Ok(())
 }

@@ -9,10 +9,11 @@ use super::close;
 use super::draft::Draft;
 use super::fact::Begun;
 use super::start::start_successor;
-use super::state::CloseReason;
+use super::state::Held;
+use super::status::CloseReason;
 
-/// Ends the run and makes its successor, which inherits memo, search attributes, the execution
-/// deadline and the signals that this run did not take. The run deadline starts anew.
+/// Ends the run and makes its successor, which inherits memo, search attributes, the parent, the
+/// execution deadline and the inputs that this run did not take. The run deadline starts anew.
 pub(super) fn continue_as_new(draft: &mut Draft<'_>, command: ContinueAsNew) {
     let now = draft.now;
     let old = Arc::clone(&draft.state.begun);
@@ -25,17 +26,17 @@ pub(super) fn continue_as_new(draft: &mut Draft<'_>, command: ContinueAsNew) {
             .unwrap_or_else(|| Arc::clone(&old.workflow_type)),
         queue: command.queue.unwrap_or_else(|| old.queue.clone()),
         input: command.arguments.unwrap_or_else(|| old.input.clone()),
+        memo: draft.state.memo.shown.clone(),
+        memo_encoded: draft.state.memo.encoded.clone(),
+        search_attributes: draft.state.attributes.shown.clone(),
         run_deadline_at: old.run_timeout_seconds.map(|s| now.plus_seconds(s)),
         started_at: now,
+        retry_of: None,
         ..(*old).clone()
     };
     let run_number = begun.run_number;
-    let held: Vec<_> = draft
-        .state
-        .held
-        .iter()
-        .map(|signal| (**signal).clone())
-        .collect();
+    let inputs = not_taken(draft);
+    draft.closing();
     close::drop_rows(draft);
     let sequence = draft.state.next_step;
     let workflow_link_id = draft.next_part(Part::Link);
@@ -46,6 +47,20 @@ pub(super) fn continue_as_new(draft: &mut Draft<'_>, command: ContinueAsNew) {
         workflow_link_id,
         closed_reason: CloseReason::Continued.as_str().into(),
     });
-    let successor = start_successor(run_id, begun, held, now, draft.settings);
+    let successor = start_successor(run_id, begun, inputs, now, now, draft.settings);
     draft.created.push(successor.write);
+}
+
+/// Recorded signals that a wait for their name would have taken, then what is held. Where a workflow
+/// never waits for signals by name, its handlers have seen every recorded one.
+fn not_taken(draft: &Draft<'_>) -> Vec<Held> {
+    let state = &draft.state;
+    let unapplied = state
+        .unapplied
+        .iter()
+        .filter(|signal| state.awaited_names.contains(&signal.name))
+        .map(|signal| Held::Signal((**signal).clone()));
+    unapplied
+        .chain(state.held.iter().map(|held| (**held).clone()))
+        .collect()
 }

@@ -1,7 +1,9 @@
 //! A decision in the making: every event and fact goes through the state as it is written, so that
 //! later steps of the same decision see it and the fold of what is stored cannot differ.
 
-use super::super::decision::{Claim, Decision, Effects, Fence, NewTask, RunWrite, TimerKey};
+use super::super::decision::{
+    Claim, Decision, Effects, Fence, NewTask, RequestKey, RunWrite, TimerKey,
+};
 use super::super::event::{Body, Event};
 use super::super::ids::{Part, TaskId, TaskNo, part_id};
 use super::super::lease::Hold;
@@ -9,6 +11,8 @@ use super::super::routing::{Routing, TaskKind};
 use super::super::time::Timestamp;
 use super::Settings;
 use super::fact::{Command, CommandKind, Fact, Resume};
+use super::selection;
+use super::signal::InputRequest;
 use super::state::RunState;
 
 /// The working copy of one decision.
@@ -26,6 +30,7 @@ pub(super) struct Draft<'a> {
     pub created: Vec<RunWrite>,
     task: Option<TaskId>,
     command: Option<u64>,
+    closing: bool,
 }
 
 impl<'a> Draft<'a> {
@@ -44,7 +49,13 @@ impl<'a> Draft<'a> {
             created: Vec::new(),
             task: None,
             command: None,
+            closing: false,
         }
+    }
+
+    /// What follows closes the run: selections are no longer decided by what it drops.
+    pub fn closing(&mut self) {
+        self.closing = true;
     }
 
     /// Later events name this workflow task as their origin.
@@ -65,6 +76,11 @@ impl<'a> Draft<'a> {
         };
         self.state.apply(&event);
         self.events.push(event);
+        let resolution = self.state.resolution.take();
+        if let Some(resolution) = resolution.filter(|_| !self.closing) {
+            let resolved = selection::resolved(&self.state, resolution);
+            self.emit(resolved);
+        }
     }
 
     pub fn note(&mut self, fact: Fact) {
@@ -109,8 +125,35 @@ impl<'a> Draft<'a> {
         (n, part_id(self.state.id, Part::Command, n))
     }
 
+    /// Claims the caller's key of a signal or an update, if it has one, for command `n`.
+    pub fn claim_key(&mut self, kind: CommandKind, request: InputRequest, n: u64) {
+        let Some(request_id) = request.request_id else {
+            return;
+        };
+        let begun = &self.state.begun;
+        self.claim = Some(Claim::Request(RequestKey {
+            namespace: begun.namespace.clone(),
+            workflow_id: begun.workflow_id.clone(),
+            kind: kind.as_str(),
+            request_id,
+            name: request.name,
+            digest: request.digest,
+            run_target: request.run_target,
+            command: n,
+        }));
+    }
+
     /// Opens a workflow task, unless one is open.
     pub fn open_workflow_task(&mut self, resume: Resume) -> Option<TaskNo> {
+        self.open_workflow_task_at(resume, self.now)
+    }
+
+    /// Opens a workflow task that may be handed out from `available_at` on, unless one is open.
+    pub fn open_workflow_task_at(
+        &mut self,
+        resume: Resume,
+        available_at: Timestamp,
+    ) -> Option<TaskNo> {
         if self.state.workflow_task.is_some() || self.state.close.is_some() {
             return None;
         }
@@ -127,9 +170,9 @@ impl<'a> Draft<'a> {
                 fairness_key: begun.fairness_key.clone(),
                 fairness_weight: begun.fairness_weight,
                 build_id: begun.build_id.clone(),
-                needs: 0,
+                needs: self.state.needs,
             },
-            available_at: self.now,
+            available_at,
             lease_ms: self.settings.workflow_task_lease_ms,
             start_to_close_ms: None,
             heartbeat_ms: None,

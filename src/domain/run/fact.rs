@@ -8,7 +8,10 @@ use serde::{Deserialize, Serialize};
 use crate::payload::Payload;
 
 use super::super::event::Json;
-use super::super::ids::{Namespace, RunId, TaskNo, TaskQueue, WorkerId, WorkflowId};
+use super::super::ids::{
+    Namespace, Part, RunId, Step, TaskNo, TaskQueue, WorkerId, WorkflowId, part_id,
+};
+use super::super::retry::Policy;
 use super::super::time::Timestamp;
 
 /// One fact.
@@ -49,6 +52,10 @@ pub enum Fact {
     },
     /// A signal was accepted and waits for the open workflow task to close.
     SignalHeld(Signal),
+    /// An update was accepted and waits for the open workflow task to close.
+    UpdateHeld(Update),
+    /// The workflow declared types of search attributes.
+    TypesDeclared,
     /// The run closed under a workflow task that a worker held.
     ClosedUnderLease {
         /// The task.
@@ -85,6 +92,9 @@ pub struct Begun {
     pub business_key: Option<Arc<str>>,
     /// Memo, a JSON object.
     pub memo: Json,
+    /// The same as the workflow's SDK encoded it, when it was changed in a run before this one.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub memo_encoded: Option<Payload>,
     /// Search attributes, a JSON object.
     pub search_attributes: Json,
     /// Seconds for the whole chain of runs.
@@ -111,6 +121,63 @@ pub struct Begun {
     pub build_id: Option<Arc<str>>,
     /// When.
     pub started_at: Timestamp,
+    /// What the workers of this type had declared.
+    #[serde(skip_serializing_if = "Contract::is_unknown", default)]
+    pub contract: Contract,
+    /// The workflow that waits for this one.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub parent: Option<Box<ParentLink>>,
+    /// The failed run that this one tries again.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub retry_of: Option<RunId>,
+}
+
+/// The names that workers declared for a workflow type; `None` when none of them told.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Contract {
+    /// Queries.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub queries: Option<Arc<[Arc<str>]>>,
+    /// Signals.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub signals: Option<Arc<[Arc<str>]>>,
+    /// Updates.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub updates: Option<Arc<[Arc<str>]>>,
+    /// Updates with a validator.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub update_validators: Option<Arc<[Arc<str>]>>,
+}
+
+impl Contract {
+    fn is_unknown(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// What a child knows of its parent.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ParentLink {
+    /// The parent's workflow.
+    pub workflow_id: WorkflowId,
+    /// The run that made the child.
+    pub run: RunId,
+    /// Step of the call there.
+    pub step: Step,
+    /// The child's first run, by which the parent knows it.
+    pub first_run: RunId,
+    /// Rule for trying again when the child fails.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub policy: Option<Policy>,
+    /// The how-manieth try this run is, from 1.
+    pub attempt: u32,
+}
+
+impl ParentLink {
+    /// The id of the call.
+    pub fn call_id(&self) -> String {
+        part_id(self.run, Part::Call, self.step.into())
+    }
 }
 
 /// A command that the control plane accepted.
@@ -120,7 +187,7 @@ pub struct Command {
     pub n: u64,
     /// What it asked for.
     pub kind: CommandKind,
-    /// Name of the signal.
+    /// Name of the signal or update.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub name: Option<Arc<str>>,
     /// The caller's key.
@@ -138,6 +205,8 @@ pub enum CommandKind {
     Start,
     /// Signal.
     Signal,
+    /// Update.
+    Update,
     /// Cancel.
     Cancel,
     /// Terminate.
@@ -152,6 +221,7 @@ impl CommandKind {
         match self {
             Self::Start => "start",
             Self::Signal => "signal",
+            Self::Update => "update",
             Self::Cancel => "cancel",
             Self::Terminate => "terminate",
             Self::Archive => "archive",
@@ -185,8 +255,42 @@ pub enum Resume {
     Signal {
         /// The command that brought it.
         n: u64,
+        /// The run that accepted it.
+        run: RunId,
         /// Its name.
         name: Arc<str>,
+    },
+    /// An update was recorded; the task carries it and nothing else.
+    Update {
+        /// The command that brought it.
+        n: u64,
+        /// The run that accepted it.
+        run: RunId,
+        /// Its name.
+        name: Arc<str>,
+    },
+    /// A child reached its end.
+    Child {
+        /// Its step.
+        step: Step,
+        /// Its first run.
+        run: RunId,
+        /// The event.
+        event: Arc<str>,
+    },
+    /// A wait for a condition timed out.
+    Condition {
+        /// Its step.
+        step: Step,
+    },
+    /// A wait for a signal ended.
+    SignalWait {
+        /// Its step.
+        step: Step,
+        /// Name of the signal.
+        name: Arc<str>,
+        /// The event.
+        event: Arc<str>,
     },
     /// Something happened that the closed task had not seen.
     Unseen,
@@ -203,6 +307,35 @@ pub struct Signal {
     pub name: Arc<str>,
     /// Encoded argument list.
     pub arguments: Payload,
+}
+
+impl Signal {
+    /// Its id.
+    pub fn id(&self) -> String {
+        part_id(self.run, Part::Signal, self.n)
+    }
+}
+
+/// An update as it was accepted.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Update {
+    /// The command that brought it.
+    pub n: u64,
+    /// The run that accepted it; its ids stay when it moves to a successor.
+    pub run: RunId,
+    /// Its name.
+    pub name: Arc<str>,
+    /// Encoded argument list.
+    pub arguments: Payload,
+    /// When it was accepted.
+    pub at: Timestamp,
+}
+
+impl Update {
+    /// Its id.
+    pub fn id(&self) -> String {
+        part_id(self.run, Part::Update, self.n)
+    }
 }
 
 /// A worker's report and its outcome, kept so that a repeat gets the first answer.

@@ -5,33 +5,50 @@
 
 mod activity;
 mod archive;
+mod attributes;
+mod child;
 mod close;
+mod condition;
 mod continue_as_new;
 mod draft;
 mod fact;
+mod fold;
+mod held;
+mod local_activity;
 mod marker;
 mod outcome;
 mod replay;
+mod selection;
 mod signal;
 mod start;
 mod state;
+mod status;
 mod steps;
 mod timer;
+mod update;
 mod workflow_task;
 
 #[cfg(test)]
 mod tests;
 
 pub use activity::{ActivityOutcome, ActivityReport, Beat, Overdue, OverdueKind, started_event};
+pub use attributes::{Attributes, Memo};
+pub(crate) use attributes::is_attribute_name;
+pub use child::{ChildClosed, ChildFailure, ChildOutcome};
 pub use close::{CloseRequest, ObservedLease};
-pub use fact::{Begun, Command, CommandKind, Digest, Fact, Receipt, ReportKind, Resume, Signal};
+pub use fact::{
+    Begun, Command, CommandKind, Contract, Digest, Fact, ParentLink, Receipt, ReportKind, Resume,
+    Signal, Update,
+};
 pub use outcome::{Refusal, Reply, Verdict};
 pub use replay::{StoredBatch, fold};
-pub use signal::SignalRequest;
+pub use signal::InputRequest;
 pub use start::{StartRequest, start};
 pub use state::{
-    Activity, Close, CloseFailure, CloseReason, RunState, Status, Timer, WorkflowTask,
+    Activity, Answered, Child, Close, CloseFailure, Condition, Held, RunState, SignalWait, Timer,
+    WorkflowTask,
 };
+pub use status::{CloseReason, Status};
 pub use workflow_task::{TaskFailure, WorkflowTaskReport};
 
 use super::command::Command as WorkerCommand;
@@ -109,7 +126,11 @@ pub enum Input {
         lease: ObservedLease,
     },
     /// A signal arrived.
-    Signal(SignalRequest),
+    Signal(InputRequest),
+    /// An update arrived.
+    Update(InputRequest),
+    /// A child reached its end.
+    ChildClosed(ChildClosed),
     /// A caller cancels the run.
     Cancel(CloseRequest),
     /// A caller terminates the run.
@@ -145,6 +166,8 @@ pub fn decide(
         },
         Input::TimersDue { keys, lease } => timer::due(draft, &keys, &lease),
         Input::Signal(request) => signal::accept(draft, request),
+        Input::Update(request) => update::accept(draft, request),
+        Input::ChildClosed(closed) => child::closed(draft, closed),
         Input::Cancel(request) => close::cancel(draft, request),
         Input::Terminate(request) => close::terminate(draft, request),
         Input::Archive(request) => archive::archive(draft, request),

@@ -46,6 +46,11 @@ pub enum Reply {
         /// Number of the command.
         command: u64,
     },
+    /// An update was accepted.
+    UpdateAccepted {
+        /// Number of the command.
+        command: u64,
+    },
     /// The run was closed by a command.
     Closed {
         /// Number of the command.
@@ -87,6 +92,8 @@ pub enum Refusal {
     StaleAttempt,
     /// The commands contradict the history or each other.
     InvalidCommands(String),
+    /// The entries of a memo cannot be merged.
+    InvalidMemo(String),
     /// A structural limit is reached.
     Limit {
         /// Which.

@@ -1,21 +1,28 @@
-//! Signals: accepted at once, recorded at the boundary of a workflow task.
+//! Signals: accepted at once, recorded at the boundary of a workflow task, applied to a wait for their
+//! name if there is one.
 
 use std::sync::Arc;
 
 use crate::payload::{Codec, Payload};
 
-use super::super::decision::{Claim, RequestKey};
-use super::super::event::SignalReceived;
-use super::super::ids::{Part, RunId, part_id};
+use super::super::command::OpenSignalWait;
+use super::super::decision::{TimerKey, TimerKind};
+use super::super::event::{
+    SignalApplied, SignalReceived, SignalWaitOpened, TimerCancelled, TimerFired, TimerKeys,
+    TimerScheduled,
+};
+use super::super::ids::{Part, RunId, Step, part_id};
 use super::super::limits::LimitKind;
+use super::super::parallel::GroupFields;
 use super::draft::Draft;
 use super::fact::{CommandKind, Digest, Fact, Signal};
 use super::outcome::{Refusal, Reply, Verdict};
+use super::state::SignalWait;
 use super::workflow_task::within;
 
-/// A signal as the control plane took it.
+/// A signal or an update as the control plane took it.
 #[derive(Clone, Debug)]
-pub struct SignalRequest {
+pub struct InputRequest {
     /// Its name.
     pub name: Arc<str>,
     /// Encoded argument list.
@@ -28,19 +35,14 @@ pub struct SignalRequest {
     pub run_target: Arc<str>,
 }
 
-/// The id of the signal that command `n` of `run` brought.
-pub(super) fn signal_id(run: RunId, n: u64) -> String {
-    part_id(run, Part::Signal, n)
-}
-
 /// Accepts a signal. While a workflow task is ready or leased it is held, because a worker binds a
 /// signal to the wait that was open at that place in the history.
-pub(super) fn accept(mut draft: Draft<'_>, request: SignalRequest) -> Result<Verdict, Refusal> {
+pub(super) fn accept(mut draft: Draft<'_>, request: InputRequest) -> Result<Verdict, Refusal> {
     if let Some(close) = &draft.state.close {
         return Err(Refusal::NotActive(Arc::clone(close)));
     }
     within(
-        draft.state.held.len() as u64 + 1,
+        draft.state.held_signals() as u64 + 1,
         draft.settings.limits.pending_signals,
         LimitKind::PendingSignals,
     )?;
@@ -53,7 +55,7 @@ pub(super) fn accept(mut draft: Draft<'_>, request: SignalRequest) -> Result<Ver
         n,
         run: draft.state.id,
         name: Arc::clone(&request.name),
-        arguments: request.arguments,
+        arguments: request.arguments.clone(),
     };
     if draft.state.workflow_task.is_some() {
         draft.note(Fact::SignalHeld(signal));
@@ -61,37 +63,19 @@ pub(super) fn accept(mut draft: Draft<'_>, request: SignalRequest) -> Result<Ver
         record(&mut draft, &signal);
         draft.wake();
     }
-    if let Some(request_id) = request.request_id {
-        let begun = &draft.state.begun;
-        draft.claim = Some(Claim::Request(RequestKey {
-            namespace: begun.namespace.clone(),
-            workflow_id: begun.workflow_id.clone(),
-            kind: CommandKind::Signal.as_str(),
-            request_id,
-            name: request.name,
-            digest: request.digest,
-            run_target: request.run_target,
-            command: n,
-        }));
-    }
+    draft.claim_key(CommandKind::Signal, request, n);
     Ok(Verdict::Commit(
         Box::new(draft.finish()),
         Reply::SignalAccepted { command: n },
     ))
 }
 
-/// Records what was held, in the order of its arrival.
-pub(super) fn release_held(draft: &mut Draft<'_>) {
-    while let Some(signal) = draft.state.held.front().cloned() {
-        record(draft, &signal);
-    }
-}
-
-fn record(draft: &mut Draft<'_>, signal: &Signal) {
+/// Records a signal, and applies it to the oldest wait for its name.
+pub(super) fn record(draft: &mut Draft<'_>, signal: &Signal) {
     let begun = Arc::clone(&draft.state.begun);
     draft.emit(SignalReceived {
         workflow_command_id: part_id(signal.run, Part::Command, signal.n),
-        signal_id: signal_id(signal.run, signal.n),
+        signal_id: signal.id(),
         workflow_instance_id: begun.workflow_id.clone(),
         workflow_run_id: draft.state.id,
         signal_name: Arc::clone(&signal.name),
@@ -99,4 +83,133 @@ fn record(draft: &mut Draft<'_>, signal: &Signal) {
         arguments: signal.arguments.clone(),
         payload_codec: Codec::Avro,
     });
+    let wait = draft
+        .state
+        .signal_waits
+        .values()
+        .find(|wait| wait.name == signal.name)
+        .cloned();
+    if let Some(wait) = wait {
+        apply(draft, signal, &wait);
+    }
+}
+
+/// The value of an applied signal is its argument list as it was sent: a single argument that is a
+/// list stays wrapped.
+fn apply(draft: &mut Draft<'_>, signal: &Signal, wait: &SignalWait) {
+    draft.emit(SignalApplied {
+        workflow_command_id: part_id(signal.run, Part::Command, signal.n),
+        signal_id: signal.id(),
+        signal_name: Arc::clone(&signal.name),
+        signal_wait_id: wait_id(draft.state.id, wait),
+        sequence: wait.step,
+        value: signal.arguments.clone(),
+        arguments: signal.arguments.clone(),
+        payload_codec: Codec::Avro,
+        group: GroupFields::from(wait.path.as_ref()),
+    });
+    cancel_timer(draft, wait);
+}
+
+/// Opens a wait, which takes the oldest signal of its name that no wait has taken.
+pub(super) fn open_wait(draft: &mut Draft<'_>, step: Step, command: OpenSignalWait) {
+    let mut wait = SignalWait {
+        step,
+        name: command.name,
+        timeout_seconds: command.timeout_seconds,
+        deadline: None,
+        path: command.path,
+    };
+    draft.emit(SignalWaitOpened {
+        signal_name: Arc::clone(&wait.name),
+        signal_wait_id: wait_id(draft.state.id, &wait),
+        sequence: step,
+        timeout_seconds: wait.timeout_seconds,
+        group: GroupFields::from(wait.path.as_ref()),
+    });
+    let waiting = draft
+        .state
+        .unapplied
+        .iter()
+        .find(|signal| signal.name == wait.name)
+        .cloned();
+    if let Some(signal) = waiting {
+        apply(draft, &signal, &wait);
+        return;
+    }
+    let Some(seconds) = wait.timeout_seconds else {
+        return;
+    };
+    let at = draft.now.plus_seconds(seconds);
+    wait.deadline = Some(at);
+    if let Some(timer) = timer_keys(draft.state.id, &wait) {
+        draft.emit(TimerScheduled { timer });
+    }
+    if seconds > 0 {
+        draft.set_timer(row(step), at);
+    } else {
+        time_out(draft, step);
+    }
+}
+
+/// The timeout of a wait came due. Returns whether anything is written.
+pub(super) fn timeout_due(draft: &mut Draft<'_>, step: Step) -> bool {
+    let now = draft.now;
+    let due = draft
+        .state
+        .signal_waits
+        .get(&step)
+        .is_some_and(|wait| wait.deadline.is_some_and(|at| at <= now));
+    if due {
+        draft.effects.cancel(row(step));
+        time_out(draft, step);
+    }
+    due
+}
+
+fn time_out(draft: &mut Draft<'_>, step: Step) {
+    let wait = draft.state.signal_waits.get(&step).cloned();
+    let timer = wait.and_then(|wait| timer_keys(draft.state.id, &wait));
+    if let Some(timer) = timer {
+        let fired_at = draft.now;
+        draft.emit(TimerFired { timer, fired_at });
+    }
+}
+
+/// Cancels the timeout of a wait, with an event, if it has one.
+pub(super) fn cancel_timer(draft: &mut Draft<'_>, wait: &SignalWait) {
+    if let Some(timer) = timer_keys(draft.state.id, wait) {
+        let cancelled_at = draft.now;
+        draft.emit(TimerCancelled {
+            timer,
+            cancelled_at,
+        });
+        draft.effects.cancel(row(wait.step));
+    }
+}
+
+/// The row of a wait's timeout.
+pub(super) fn row(step: Step) -> TimerKey {
+    TimerKey {
+        kind: TimerKind::SignalTimeout,
+        no: step,
+    }
+}
+
+fn wait_id(run: RunId, wait: &SignalWait) -> String {
+    part_id(run, Part::Wait, wait.step.into())
+}
+
+fn timer_keys(run: RunId, wait: &SignalWait) -> Option<TimerKeys> {
+    Some(TimerKeys {
+        timer_id: part_id(run, Part::Timer, wait.step.into()),
+        sequence: wait.step,
+        delay_seconds: wait.timeout_seconds?,
+        fire_at: wait.deadline?,
+        timer_kind: Some("signal_timeout".into()),
+        condition: None,
+        signal_wait_id: Some(wait_id(run, wait)),
+        signal_name: Some(Arc::clone(&wait.name)),
+        group: GroupFields::from(wait.path.as_ref()),
+    })
 }

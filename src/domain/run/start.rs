@@ -10,8 +10,8 @@ use super::super::ids::{Namespace, RunId, TaskQueue, WorkflowId};
 use super::super::time::Timestamp;
 use super::Settings;
 use super::draft::Draft;
-use super::fact::{Begun, CommandKind, Fact, Resume, Signal};
-use super::state::RunState;
+use super::fact::{Begun, CommandKind, Contract, Fact, ParentLink, Resume};
+use super::state::{Held, RunState};
 
 /// A start as the control plane accepted it.
 #[derive(Clone, Debug)]
@@ -44,6 +44,8 @@ pub struct StartRequest {
     pub fairness_weight: u16,
     /// Build that the run is pinned to.
     pub build_id: Option<Arc<str>>,
+    /// What the workers of this type have declared.
+    pub contract: Contract,
 }
 
 /// Starts the first run of a workflow. The write claims the workflow id.
@@ -58,6 +60,7 @@ pub fn start(run: RunId, request: StartRequest, now: Timestamp, settings: &Setti
         input: request.input,
         business_key: request.business_key,
         memo: request.memo,
+        memo_encoded: None,
         search_attributes: request.search_attributes,
         execution_timeout_seconds: request.execution_timeout_seconds,
         run_timeout_seconds: request.run_timeout_seconds,
@@ -70,6 +73,9 @@ pub fn start(run: RunId, request: StartRequest, now: Timestamp, settings: &Setti
         fairness_weight: request.fairness_weight,
         build_id: request.build_id,
         started_at: now,
+        contract: request.contract,
+        parent: None,
+        retry_of: None,
     };
     let mut draft = begin(run, begun, now, settings);
     let (_, command) = draft.command(CommandKind::Start, None, None);
@@ -91,22 +97,26 @@ pub fn start(run: RunId, request: StartRequest, now: Timestamp, settings: &Setti
     open(draft, Some(command))
 }
 
-/// Starts the successor of a run that continues as new, with the signals that it did not take.
+/// Starts a run that another one makes: a child, the next try of one, or a successor with the inputs
+/// that the run before it did not take. Its first task may be handed out from `available_at` on.
 pub(super) fn start_successor(
     run: RunId,
     begun: Begun,
-    held: impl IntoIterator<Item = Signal>,
+    held: impl IntoIterator<Item = Held>,
+    available_at: Timestamp,
     now: Timestamp,
     settings: &Settings,
 ) -> Decision {
-    let draft = begin(run, begun, now, settings);
-    let mut decision_draft = draft;
-    announce(&mut decision_draft, None);
-    decision_draft.open_workflow_task(Resume::Start);
-    for signal in held {
-        decision_draft.note(Fact::SignalHeld(signal));
+    let mut draft = begin(run, begun, now, settings);
+    announce(&mut draft, None);
+    draft.open_workflow_task_at(Resume::Start, available_at);
+    for input in held {
+        draft.note(match input {
+            Held::Signal(signal) => Fact::SignalHeld(signal),
+            Held::Update(update) => Fact::UpdateHeld(update),
+        });
     }
-    decision_draft.finish()
+    draft.finish()
 }
 
 fn begin(run: RunId, begun: Begun, now: Timestamp, settings: &Settings) -> Draft<'_> {
@@ -123,6 +133,7 @@ fn open(mut draft: Draft<'_>, command: Option<String>) -> Decision {
 
 fn announce(draft: &mut Draft<'_>, command: Option<String>) {
     let begun = Arc::clone(&draft.state.begun);
+    let parent = begun.parent.as_deref();
     draft.emit(WorkflowStarted {
         workflow_class: Arc::clone(&begun.workflow_type),
         workflow_type: Arc::clone(&begun.workflow_type),
@@ -141,6 +152,17 @@ fn announce(draft: &mut Draft<'_>, command: Option<String>) {
         run_deadline_at: begun.run_deadline_at,
         timestamp: draft.now,
         continued_from_run_id: begun.continued_from,
+        declared_queries: begun.contract.queries.clone(),
+        declared_signals: begun.contract.signals.clone(),
+        declared_updates: begun.contract.updates.clone(),
+        declared_update_validators: begun.contract.update_validators.clone(),
+        parent_workflow_instance_id: parent.map(|parent| parent.workflow_id.clone()),
+        parent_workflow_run_id: parent.map(|parent| parent.run),
+        parent_sequence: parent.map(|parent| parent.step),
+        child_call_id: parent.map(ParentLink::call_id),
+        workflow_link_id: parent.map(ParentLink::call_id),
+        retry_attempt: parent.map(|parent| parent.attempt),
+        retry_of_child_workflow_run_id: begun.retry_of,
     });
     if let Some(at) = begun.run_deadline_at {
         draft.set_timer(deadline(TimerKind::RunDeadline), at);

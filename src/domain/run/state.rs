@@ -1,137 +1,21 @@
 //! The state of a run: the fold over its events and facts. Nothing about a run's logic is kept
 //! anywhere else.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use crate::payload::Payload;
 
+use super::super::command::ClosePolicy;
 use super::super::decision::{TimerKey, TimerKind};
-use super::super::event::{Body, Event, Json};
-use super::super::ids::{RunId, Step, TaskNo, TaskQueue, WorkerId};
-use super::super::limits::{COMMANDS_SHOWN, RECEIPTS_KEPT};
-use super::super::parallel::{Group, Member, Path, StepKind};
+use super::super::event::Json;
+use super::super::ids::{RunId, Step, TaskNo, TaskQueue, WorkerId, WorkflowId};
+use super::super::parallel::{Group, Path, Resolution};
 use super::super::retry::Policy;
 use super::super::time::Timestamp;
-use super::fact::{Begun, Command, Digest, Fact, Receipt, ReportKind, Resume, Signal};
-
-/// Status of a run, as clients see it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Status {
-    /// No workflow task has been completed yet.
-    Pending,
-    /// A workflow task is open.
-    Running,
-    /// The run waits for something.
-    Waiting,
-    /// Closed by its own return, or continued as another run.
-    Completed,
-    /// Closed by its own failure or by a deadline.
-    Failed,
-    /// Closed by a cancel.
-    Cancelled,
-    /// Closed by a terminate.
-    Terminated,
-}
-
-impl Status {
-    /// Every status, in the order of its stored number.
-    pub const ALL: [Self; 7] = [
-        Self::Pending,
-        Self::Running,
-        Self::Waiting,
-        Self::Completed,
-        Self::Failed,
-        Self::Cancelled,
-        Self::Terminated,
-    ];
-
-    /// The word on the wire.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Pending => "pending",
-            Self::Running => "running",
-            Self::Waiting => "waiting",
-            Self::Completed => "completed",
-            Self::Failed => "failed",
-            Self::Cancelled => "cancelled",
-            Self::Terminated => "terminated",
-        }
-    }
-
-    /// `running`, `completed` or `failed`.
-    pub fn bucket(self) -> &'static str {
-        match self {
-            Self::Pending | Self::Running | Self::Waiting => "running",
-            Self::Completed => "completed",
-            Self::Failed | Self::Cancelled | Self::Terminated => "failed",
-        }
-    }
-
-    /// The run is closed.
-    pub fn is_terminal(self) -> bool {
-        !matches!(self, Self::Pending | Self::Running | Self::Waiting)
-    }
-
-    /// The number it is stored as.
-    pub fn number(self) -> i16 {
-        match self {
-            Self::Pending => 0,
-            Self::Running => 1,
-            Self::Waiting => 2,
-            Self::Completed => 3,
-            Self::Failed => 4,
-            Self::Cancelled => 5,
-            Self::Terminated => 6,
-        }
-    }
-
-    /// The status that is stored as `number`.
-    pub fn from_number(number: i16) -> Option<Self> {
-        Self::ALL.get(usize::try_from(number).ok()?).copied()
-    }
-}
-
-/// Why a run is closed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CloseReason {
-    /// It returned.
-    Completed,
-    /// It failed.
-    Failed,
-    /// It was cancelled.
-    Cancelled,
-    /// It was terminated.
-    Terminated,
-    /// It continued as another run.
-    Continued,
-    /// Its deadline passed.
-    TimedOut,
-}
-
-impl CloseReason {
-    /// The word on the wire, `closed_reason`.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Completed => "completed",
-            Self::Failed => "failed",
-            Self::Cancelled => "cancelled",
-            Self::Terminated => "terminated",
-            Self::Continued => "continued",
-            Self::TimedOut => "timed_out",
-        }
-    }
-
-    /// The status of a run that closed for this reason.
-    pub fn status(self) -> Status {
-        match self {
-            Self::Completed | Self::Continued => Status::Completed,
-            Self::Failed | Self::TimedOut => Status::Failed,
-            Self::Cancelled => Status::Cancelled,
-            Self::Terminated => Status::Terminated,
-        }
-    }
-}
+use super::attributes::{Attributes, Memo};
+use super::fact::{Begun, Command, Digest, Receipt, ReportKind, Resume, Signal, Update};
+use super::status::{CloseReason, Status};
 
 /// How a run closed.
 #[derive(Clone, Debug)]
@@ -176,7 +60,7 @@ pub struct CloseFailure {
 pub struct WorkflowTask {
     /// Its number.
     pub no: TaskNo,
-    /// Why it was opened.
+    /// Why it was opened; an update task carries that update and nothing else.
     pub resume: Resume,
     /// Failure reports in a row.
     pub failures: u32,
@@ -184,6 +68,13 @@ pub struct WorkflowTask {
     pub blocked: bool,
     /// What the last failure report said.
     pub last_failure: Option<Arc<str>>,
+}
+
+impl WorkflowTask {
+    /// It carries an update, and the workflow's own code does not run in it.
+    pub fn is_for_update(&self) -> bool {
+        matches!(self.resume, Resume::Update { .. })
+    }
 }
 
 /// An open activity.
@@ -240,6 +131,93 @@ pub struct Timer {
     pub path: Option<Path>,
 }
 
+/// What two openings of one wait for a condition have in common.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConditionIdentity {
+    /// The author's key.
+    pub key: Option<Arc<str>>,
+    /// Fingerprint of the condition's code.
+    pub fingerprint: Option<Arc<str>>,
+    /// The worker's name for the wait over all its openings.
+    pub occurrence: Option<Arc<str>>,
+}
+
+/// An open wait for a condition.
+#[derive(Clone, Debug)]
+pub struct Condition {
+    /// Its step.
+    pub step: Step,
+    /// What it waits for.
+    pub identity: ConditionIdentity,
+    /// Seconds it was opened for.
+    pub timeout_seconds: Option<u64>,
+    /// When it times out; with its timer's id this makes the timer's events.
+    pub deadline: Option<Timestamp>,
+    /// The event that opened it.
+    pub opened_at: u64,
+    /// Place in parallel groups.
+    pub path: Option<Path>,
+}
+
+/// A wait for a condition that has timed out, until a finished task has seen that.
+#[derive(Clone, Debug)]
+pub struct Lapsed {
+    /// What it waited for.
+    pub identity: ConditionIdentity,
+    /// The event that says so.
+    pub event: u64,
+}
+
+/// An open wait for a signal.
+#[derive(Clone, Debug)]
+pub struct SignalWait {
+    /// Its step.
+    pub step: Step,
+    /// Name of the signal.
+    pub name: Arc<str>,
+    /// Seconds it was opened for.
+    pub timeout_seconds: Option<u64>,
+    /// When it times out.
+    pub deadline: Option<Timestamp>,
+    /// Place in parallel groups.
+    pub path: Option<Path>,
+}
+
+/// A child whose end the run has not heard of.
+#[derive(Clone, Debug)]
+pub struct Child {
+    /// Its step.
+    pub step: Step,
+    /// The first of its runs, which all events name.
+    pub run: RunId,
+    /// Its workflow.
+    pub workflow_id: WorkflowId,
+    /// Its type.
+    pub workflow_type: Arc<str>,
+    /// What becomes of it when this run closes.
+    pub close_policy: ClosePolicy,
+    /// Place in parallel groups.
+    pub path: Option<Path>,
+}
+
+/// An input that waits for the open workflow task to close.
+#[derive(Clone, Debug)]
+pub enum Held {
+    /// A signal.
+    Signal(Signal),
+    /// An update.
+    Update(Update),
+}
+
+/// An update that has an outcome.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answered {
+    /// The update.
+    pub update_id: Arc<str>,
+    /// The event that holds the outcome.
+    pub event: u64,
+}
+
 /// Everything a decision needs to know about a run.
 #[derive(Clone, Debug)]
 pub struct RunState {
@@ -269,14 +247,42 @@ pub struct RunState {
     pub last_wake: u64,
     /// What that event was.
     pub last_resume: Option<Resume>,
+    /// Last event that the workflow's code has acted on: what its last finished task had seen.
+    pub acted_on: u64,
+    /// Last event that may have made a condition true: a recorded signal or an applied update.
+    pub last_input: u64,
     /// Open activities, by task.
     pub activities: BTreeMap<TaskNo, Arc<Activity>>,
+    /// Activities that a selection gave up on while a worker may still run them.
+    pub cancelled_activities: BTreeSet<TaskNo>,
     /// Open timers, by step.
     pub timers: BTreeMap<Step, Arc<Timer>>,
+    /// Open children, by step.
+    pub children: BTreeMap<Step, Arc<Child>>,
+    /// Open waits for conditions, by step.
+    pub conditions: BTreeMap<Step, Arc<Condition>>,
+    /// Waits that timed out without any finished task having seen it.
+    pub lapsed: Vec<Arc<Lapsed>>,
+    /// Open waits for signals, by step.
+    pub signal_waits: BTreeMap<Step, Arc<SignalWait>>,
+    /// Names that the workflow has waited for in that way.
+    pub awaited_names: Arc<BTreeSet<Arc<str>>>,
+    /// Recorded signals that no wait has taken.
+    pub unapplied: Arc<VecDeque<Arc<Signal>>>,
     /// Outermost groups that a worker may still send again, by base step.
     pub groups: BTreeMap<Step, Arc<Group>>,
-    /// Signals that wait for the open workflow task to close.
-    pub held: VecDeque<Arc<Signal>>,
+    /// Inputs that wait for the open workflow task to close, in the order of their arrival.
+    pub held: VecDeque<Arc<Held>>,
+    /// The update that entered the history and has no outcome.
+    pub update: Option<Arc<Update>>,
+    /// The most recent updates that have one.
+    pub answered: VecDeque<Answered>,
+    /// Values that the workflow shows to callers.
+    pub memo: Arc<Memo>,
+    /// Values that callers search by.
+    pub attributes: Arc<Attributes>,
+    /// Features of the history that a worker must know to replay it, see [`super::features`].
+    pub needs: i64,
     /// Signals accepted so far.
     pub signals: u64,
     /// Commands accepted so far.
@@ -289,7 +295,9 @@ pub struct RunState {
     pub close: Option<Arc<Close>>,
     /// It is exempt from retention.
     pub archived: bool,
-    under_lease: Option<(TaskNo, WorkerId, u32)>,
+    pub(super) under_lease: Option<(TaskNo, WorkerId, u32)>,
+    /// A selection that the last event decided, to be recorded next.
+    pub(super) resolution: Option<Resolution>,
 }
 
 impl RunState {
@@ -299,6 +307,9 @@ impl RunState {
             id,
             version: 0,
             last_progress_at: begun.started_at,
+            memo: Arc::new(Memo::from_begun(&begun)),
+            attributes: Arc::new(Attributes::from_json(&begun.search_attributes)),
+            needs: 0,
             begun: Arc::new(begun),
             next_event: 1,
             next_step: 1,
@@ -309,10 +320,21 @@ impl RunState {
             workflow_task: None,
             last_wake: 0,
             last_resume: None,
+            acted_on: 0,
+            last_input: 0,
             activities: BTreeMap::new(),
+            cancelled_activities: BTreeSet::new(),
             timers: BTreeMap::new(),
+            children: BTreeMap::new(),
+            conditions: BTreeMap::new(),
+            lapsed: Vec::new(),
+            signal_waits: BTreeMap::new(),
+            awaited_names: Arc::default(),
+            unapplied: Arc::default(),
             groups: BTreeMap::new(),
             held: VecDeque::new(),
+            update: None,
+            answered: VecDeque::new(),
             signals: 0,
             commands: 0,
             recent_commands: VecDeque::new(),
@@ -320,6 +342,7 @@ impl RunState {
             close: None,
             archived: false,
             under_lease: None,
+            resolution: None,
         }
     }
 
@@ -341,6 +364,10 @@ impl RunState {
             Some("workflow-task")
         } else if !self.activities.is_empty() {
             Some("activity")
+        } else if !self.children.is_empty() {
+            Some("child")
+        } else if !self.conditions.is_empty() {
+            Some("condition")
         } else if !self.timers.is_empty() {
             Some("timer")
         } else {
@@ -355,6 +382,8 @@ impl RunState {
         }
         match key.kind {
             TimerKind::User => self.timers.contains_key(&key.no),
+            TimerKind::ConditionTimeout => self.conditions.contains_key(&key.no),
+            TimerKind::SignalTimeout => self.signal_waits.contains_key(&key.no),
             TimerKind::ScheduleToStart => self
                 .activities
                 .get(&key.no)
@@ -371,6 +400,39 @@ impl RunState {
     /// The last event's number.
     pub fn last_event(&self) -> u64 {
         self.next_event - 1
+    }
+
+    /// The open workflow task carries an update.
+    pub fn is_in_update(&self) -> bool {
+        self.workflow_task
+            .as_ref()
+            .is_some_and(WorkflowTask::is_for_update)
+    }
+
+    /// Signals that are held.
+    pub fn held_signals(&self) -> usize {
+        self.held
+            .iter()
+            .filter(|held| matches!(***held, Held::Signal(_)))
+            .count()
+    }
+
+    /// Updates without an outcome, recorded or held.
+    pub fn open_updates(&self) -> usize {
+        self.held.len() - self.held_signals() + usize::from(self.update.is_some())
+    }
+
+    /// An update without an outcome, by its id.
+    pub fn open_update(&self, id: &str) -> Option<&Update> {
+        let held = self.held.iter().filter_map(|held| match &**held {
+            Held::Update(update) => Some(update),
+            Held::Signal(_) => None,
+        });
+        self.update
+            .as_deref()
+            .into_iter()
+            .chain(held)
+            .find(|update| update.id() == id)
     }
 
     /// The report that was recorded for this hand-out of this task.
@@ -390,284 +452,4 @@ impl RunState {
     ) -> bool {
         receipt.owner == *owner && receipt.report == report && receipt.digest == digest
     }
-
-    /// Folds one fact in.
-    pub fn note(&mut self, fact: &Fact) {
-        match fact {
-            Fact::Begun(begun) => self.begun = Arc::new((**begun).clone()),
-            Fact::Command(command) => {
-                self.commands = command.n;
-                push_bounded(
-                    &mut self.recent_commands,
-                    Arc::new(command.clone()),
-                    COMMANDS_SHOWN,
-                );
-            }
-            Fact::TaskOpened { no, resume } => {
-                self.next_task = self.next_task.max(no + 1);
-                self.workflow_task = Some(WorkflowTask {
-                    no: *no,
-                    resume: resume.clone(),
-                    failures: 0,
-                    blocked: false,
-                    last_failure: None,
-                });
-            }
-            Fact::TaskFailed {
-                receipt,
-                blocked,
-                message,
-            } => {
-                self.keep(receipt);
-                if let Some(task) = &mut self.workflow_task {
-                    task.failures += 1;
-                    task.blocked = *blocked;
-                    task.last_failure = Some(Arc::clone(message));
-                }
-            }
-            Fact::TaskDone { receipt, seen } => {
-                self.keep(receipt);
-                self.workflow_task = None;
-                self.progressed = true;
-                // A worker that saw a group finished never sends it again.
-                self.groups
-                    .retain(|_, group| group.finished_at().is_none_or(|at| at > *seen));
-            }
-            Fact::AttemptReported { receipt } => self.keep(receipt),
-            Fact::SignalHeld(signal) => {
-                self.signals += 1;
-                self.held.push_back(Arc::new(signal.clone()));
-            }
-            Fact::ClosedUnderLease { no, owner, attempt } => {
-                self.under_lease = Some((*no, owner.clone(), *attempt));
-            }
-            Fact::Archived => self.archived = true,
-        }
-    }
-
-    fn keep(&mut self, receipt: &Receipt) {
-        push_bounded(&mut self.receipts, Arc::new(receipt.clone()), RECEIPTS_KEPT);
-    }
-
-    /// Folds one event in. Events arrive in the order of their numbers.
-    pub fn apply(&mut self, event: &Event) {
-        self.next_event = event.sequence + 1;
-        self.last_progress_at = event.recorded_at;
-        match &event.body {
-            Body::ActivityScheduled(scheduled) => {
-                let keys = &scheduled.keys;
-                let path = keys.group.path();
-                self.record_step(keys.sequence, StepKind::Activity, path.as_ref());
-                self.next_task = self.next_task.max(keys.activity_task_id.no + 1);
-                self.activities.insert(
-                    keys.activity_task_id.no,
-                    Arc::new(Activity {
-                        no: keys.activity_task_id.no,
-                        step: keys.sequence,
-                        activity_type: Arc::clone(&keys.activity_type),
-                        queue: scheduled.activity.queue.clone(),
-                        arguments: scheduled.activity.arguments.clone(),
-                        policy: scheduled.activity.retry_policy.clone().map(Arc::new),
-                        path,
-                        scheduled_at: event.recorded_at,
-                        available_at: event.recorded_at,
-                        failures: 0,
-                        started: 0,
-                    }),
-                );
-            }
-            Body::ActivityStarted(started) => {
-                self.change_activity(started.keys.activity_task_id.no, |activity| {
-                    activity.started = started.attempt_number;
-                });
-            }
-            Body::ActivityRetryScheduled(retry) => {
-                self.change_activity(retry.keys.activity_task_id.no, |activity| {
-                    activity.failures += 1;
-                    activity.available_at = retry.retry_available_at;
-                });
-            }
-            Body::ActivityCompleted(end) => {
-                self.end_activity(end.keys.activity_task_id.no, event, false)
-            }
-            Body::ActivityFailed(end) => {
-                self.end_activity(end.keys.activity_task_id.no, event, true)
-            }
-            Body::ActivityTimedOut(end) => {
-                self.end_activity(end.keys.activity_task_id.no, event, true)
-            }
-            Body::ActivityCancelled(end) => {
-                self.end_activity(end.keys.activity_task_id.no, event, true)
-            }
-            Body::TimerScheduled(scheduled) => {
-                let timer = &scheduled.timer;
-                let path = timer.group.path();
-                self.record_step(timer.sequence, StepKind::Timer, path.as_ref());
-                self.timers.insert(
-                    timer.sequence,
-                    Arc::new(Timer {
-                        step: timer.sequence,
-                        delay_seconds: timer.delay_seconds,
-                        fire_at: timer.fire_at,
-                        path,
-                    }),
-                );
-            }
-            Body::TimerFired(fired) => {
-                if let Some(timer) = self.timers.remove(&fired.timer.sequence) {
-                    let resume = Resume::Timer { step: timer.step };
-                    self.end_step(timer.path.as_ref(), event.sequence, false, resume);
-                }
-            }
-            Body::TimerCancelled(cancelled) => {
-                self.timers.remove(&cancelled.timer.sequence);
-            }
-            Body::SideEffectRecorded(effect) => self.next_step = effect.sequence + 1,
-            Body::VersionMarkerRecorded(marker) => self.next_step = marker.sequence + 1,
-            Body::SignalReceived(signal) => {
-                let held = self.held.front().is_some_and(|held| {
-                    signal.signal_id == super::signal::signal_id(held.run, held.n)
-                });
-                let n = if held {
-                    self.held.pop_front().map_or(0, |held| held.n)
-                } else {
-                    self.signals += 1;
-                    self.commands
-                };
-                self.wake(
-                    event.sequence,
-                    Resume::Signal {
-                        n,
-                        name: Arc::clone(&signal.signal_name),
-                    },
-                );
-            }
-            Body::WorkflowCompleted(end) => self.end(event, CloseReason::Completed, |close| {
-                close.output = Some(end.output.clone());
-            }),
-            Body::WorkflowFailed(end) => self.end(event, CloseReason::Failed, |close| {
-                close.failure = Some(CloseFailure {
-                    message: end.message.as_str().into(),
-                    kind: end.exception_type.as_deref().map(Arc::from),
-                    class: end.exception_class.as_deref().map(Arc::from),
-                    category: end.failure_category.as_ref().into(),
-                    non_retryable: end.non_retryable,
-                    exception: end.exception.clone(),
-                });
-            }),
-            Body::WorkflowCancelled(end) => self.end(event, CloseReason::Cancelled, |close| {
-                close.detail.clone_from(&end.0.reason);
-            }),
-            Body::WorkflowTerminated(end) => self.end(event, CloseReason::Terminated, |close| {
-                close.detail.clone_from(&end.0.reason);
-            }),
-            Body::WorkflowTimedOut(end) => self.end(event, CloseReason::TimedOut, |close| {
-                close.detail = Some(end.timeout_kind.as_ref().into());
-                close.failure = Some(CloseFailure {
-                    message: end.message.as_str().into(),
-                    kind: None,
-                    class: Some(end.exception_class.as_ref().into()),
-                    category: end.failure_category.as_ref().into(),
-                    non_retryable: false,
-                    exception: None,
-                });
-            }),
-            Body::WorkflowContinuedAsNew(end) => {
-                self.next_step = end.sequence + 1;
-                self.end(event, CloseReason::Continued, |close| {
-                    close.continued_to = Some(end.continued_to_run_id);
-                });
-            }
-            Body::StartAccepted(_)
-            | Body::WorkflowStarted(_)
-            | Body::ActivityHeartbeatRecorded(_)
-            | Body::CancelRequested(_)
-            | Body::TerminateRequested(_)
-            | Body::ArchiveRequested(_)
-            | Body::WorkflowArchived(_) => {}
-        }
-    }
-
-    fn record_step(&mut self, step: Step, kind: StepKind, path: Option<&Path>) {
-        self.next_step = self.next_step.max(step.saturating_add(1));
-        let Some(path) = path else { return };
-        let outer = path.outermost();
-        self.fan_out = self.fan_out.max(outer.parallel_group_size);
-        let group = self
-            .groups
-            .entry(outer.parallel_group_base_sequence)
-            .or_insert_with(|| Arc::new(Group::new(outer.parallel_group_size)));
-        Arc::make_mut(group).record(
-            outer.parallel_group_index,
-            Member {
-                kind,
-                path: path.clone(),
-            },
-        );
-    }
-
-    fn change_activity(&mut self, no: TaskNo, change: impl FnOnce(&mut Activity)) {
-        if let Some(activity) = self.activities.get_mut(&no) {
-            change(Arc::make_mut(activity));
-        }
-    }
-
-    fn end_activity(&mut self, no: TaskNo, event: &Event, failed: bool) {
-        let Some(activity) = self.activities.remove(&no) else {
-            return;
-        };
-        let resume = Resume::Activity {
-            no,
-            step: activity.step,
-            activity_type: Arc::clone(&activity.activity_type),
-            event: event.body.event_type().into(),
-        };
-        self.end_step(activity.path.as_ref(), event.sequence, failed, resume);
-    }
-
-    /// A step outside any group wakes the workflow. A leaf of a group wakes it when it failed, so
-    /// that the code can react at once, or when it was the last one open.
-    fn end_step(&mut self, path: Option<&Path>, sequence: u64, failed: bool, resume: Resume) {
-        let finished = match path.map(|path| path.outermost().parallel_group_base_sequence) {
-            None => true,
-            Some(base) => match self.groups.get_mut(&base) {
-                None => true,
-                Some(group) => Arc::make_mut(group).close_leaf(sequence),
-            },
-        };
-        if failed || finished {
-            self.wake(sequence, resume);
-        }
-    }
-
-    fn wake(&mut self, sequence: u64, resume: Resume) {
-        self.last_wake = sequence;
-        self.last_resume = Some(resume);
-    }
-
-    fn end(&mut self, event: &Event, reason: CloseReason, fill: impl FnOnce(&mut Close)) {
-        let mut close = Close {
-            reason,
-            at: event.recorded_at,
-            event: event.sequence,
-            output: None,
-            failure: None,
-            detail: None,
-            continued_to: None,
-            under_lease: self.under_lease.take(),
-        };
-        fill(&mut close);
-        self.close = Some(Arc::new(close));
-        self.workflow_task = None;
-        self.timers.clear();
-        self.groups.clear();
-        self.held.clear();
-    }
-}
-
-fn push_bounded<T>(queue: &mut VecDeque<T>, item: T, bound: usize) {
-    if queue.len() >= bound {
-        queue.pop_front();
-    }
-    queue.push_back(item);
 }

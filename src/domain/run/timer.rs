@@ -7,6 +7,7 @@ use super::super::ids::{Part, Step, part_id};
 use super::super::parallel::GroupFields;
 use super::close::{self, ObservedLease};
 use super::draft::Draft;
+use super::{condition, signal};
 use super::outcome::{Refusal, Reply, Verdict};
 use super::state::{RunState, Timer};
 use super::{Settings, activity};
@@ -51,31 +52,46 @@ fn fire(draft: &mut Draft<'_>, step: Step) -> bool {
     true
 }
 
-/// Drops every open timer, with an event each.
+/// Drops every open timer, with an event each, and those that limit waits.
 pub(super) fn cancel_all(draft: &mut Draft<'_>) {
     let open: Vec<_> = draft.state.timers.values().cloned().collect();
     for timer in open {
-        let keys = keys(&draft.state, &timer);
-        let cancelled_at = draft.now;
-        draft.emit(TimerCancelled {
-            timer: keys,
-            cancelled_at,
-        });
-        draft.effects.cancel(row(timer.step));
+        cancel(draft, &timer);
     }
+    let conditions: Vec<_> = draft.state.conditions.values().cloned().collect();
+    for wait in conditions {
+        condition::cancel_timer(draft, &wait);
+    }
+    let waits: Vec<_> = draft.state.signal_waits.values().cloned().collect();
+    for wait in waits {
+        signal::cancel_timer(draft, &wait);
+    }
+}
+
+/// Drops a timer, with an event.
+pub(super) fn cancel(draft: &mut Draft<'_>, timer: &Timer) {
+    let keys = keys(&draft.state, timer);
+    let cancelled_at = draft.now;
+    draft.emit(TimerCancelled {
+        timer: keys,
+        cancelled_at,
+    });
+    draft.effects.cancel(row(timer.step));
 }
 
 /// Removes the rows of all open timers; the run closes by itself and records nothing for them.
 pub(super) fn drop_rows(draft: &mut Draft<'_>) {
-    let steps: Vec<Step> = draft
-        .state
-        .timers
-        .values()
-        .filter(|timer| timer.delay_seconds > 0)
-        .map(|timer| timer.step)
+    let state = &draft.state;
+    let timers = state.timers.values().filter(|timer| timer.delay_seconds > 0);
+    let conditions = state.conditions.values().filter(|wait| wait.deadline.is_some());
+    let waits = state.signal_waits.values().filter(|wait| wait.deadline.is_some());
+    let rows: Vec<TimerKey> = timers
+        .map(|timer| row(timer.step))
+        .chain(conditions.map(|wait| condition::row(wait.step)))
+        .chain(waits.map(|wait| signal::row(wait.step)))
         .collect();
-    for step in steps {
-        draft.effects.cancel(row(step));
+    for key in rows {
+        draft.effects.cancel(key);
     }
 }
 
@@ -114,6 +130,8 @@ fn one_due(draft: &mut Draft<'_>, key: TimerKey, lease: &ObservedLease) -> Resul
             }
             Ok(due)
         }
+        TimerKind::ConditionTimeout => Ok(condition::timeout_due(draft, key.no)),
+        TimerKind::SignalTimeout => Ok(signal::timeout_due(draft, key.no)),
         TimerKind::ScheduleToStart => Ok(activity::start_deadline_passed(draft, key.no)),
         TimerKind::ScheduleToClose => Ok(activity::close_deadline_passed(draft, key.no)),
         TimerKind::RunDeadline | TimerKind::ExecutionDeadline => {
@@ -135,6 +153,10 @@ fn keys(state: &RunState, timer: &Timer) -> TimerKeys {
         sequence: timer.step,
         delay_seconds: timer.delay_seconds,
         fire_at: timer.fire_at,
+        timer_kind: None,
+        condition: None,
+        signal_wait_id: None,
+        signal_name: None,
         group: GroupFields::from(timer.path.as_ref()),
     }
 }

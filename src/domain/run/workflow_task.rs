@@ -9,11 +9,16 @@ use super::super::limits::{LimitKind, MAX_HISTORY_EVENTS};
 use super::super::parallel::StepKind;
 use super::super::time::Timestamp;
 use super::draft::Draft;
-use super::fact::{Digest, Fact, Receipt, ReportKind, Resume};
+use super::fact::{Digest, Fact, Receipt, ReportKind};
 use super::outcome::{Refusal, Reply, Verdict};
-use super::state::{CloseReason, RunState};
+use super::state::RunState;
+use super::status::CloseReason;
 use super::steps::{Numbered, Steps, invalid};
-use super::{activity, close, continue_as_new, marker, signal, timer};
+use super::condition::Carried;
+use super::{
+    activity, attributes, child, close, condition, continue_as_new, held, local_activity, marker,
+    selection, signal, timer, update,
+};
 
 /// Fence and body of a worker's report on a workflow task.
 #[derive(Clone, Debug)]
@@ -110,13 +115,22 @@ pub(super) fn complete(
         draft.settings.limits.command_batch,
         LimitKind::CommandBatch,
     )?;
-    let (created, end) = run_commands(&mut draft, commands)?;
+    let for_update = draft.state.is_in_update();
+    let carried = if for_update {
+        Carried::default()
+    } else {
+        condition::settle(&mut draft, report.seen)
+    };
+    let (created, end) = run_commands(&mut draft, &report, commands, &carried)?;
+    if for_update {
+        update::fail_unanswered(&mut draft);
+    }
     match end {
         Some(end) => {
             draft.effects.close(report.no);
             match end {
                 End::Complete { result } => close::complete(&mut draft, result),
-                End::Fail(failure) => close::fail(&mut draft, failure),
+                End::Fail(failure) => close::fail(&mut draft, failure)?,
                 End::ContinueAsNew(command) => {
                     continue_as_new::continue_as_new(&mut draft, command);
                 }
@@ -127,6 +141,7 @@ pub(super) fn complete(
         }
         None => {
             timer::fire_immediate(&mut draft);
+            condition::time_out_overdue(&mut draft);
             check_growth(&draft)?;
             close_task(&mut draft, &report, ReportKind::Completed, created);
             Ok(commit(draft, &report))
@@ -138,7 +153,9 @@ pub(super) fn complete(
 /// and the command that does close it.
 fn run_commands(
     draft: &mut Draft<'_>,
+    report: &WorkflowTaskReport,
     commands: Vec<Command>,
+    carried: &Carried,
 ) -> Result<(Vec<TaskNo>, Option<End>), Refusal> {
     let mut steps = Steps::default();
     let mut created = Vec::new();
@@ -163,8 +180,40 @@ fn run_commands(
                     }
                 }
             }
+            Command::StartChild(command) => {
+                match steps.number(draft, StepKind::Child, command.path.as_ref())? {
+                    Numbered::Repeat => {}
+                    Numbered::New(step) => child::start(draft, step, command)?,
+                }
+            }
+            Command::OpenConditionWait(command) => {
+                if condition::is_repeat(draft, &command, report.seen) {
+                    continue;
+                }
+                match steps.number(draft, StepKind::Condition, command.path.as_ref())? {
+                    Numbered::Repeat => {}
+                    Numbered::New(step) => condition::open(draft, step, command, carried),
+                }
+            }
+            Command::OpenSignalWait(command) => {
+                match steps.number(draft, StepKind::SignalWait, command.path.as_ref())? {
+                    Numbered::Repeat => {}
+                    Numbered::New(step) => signal::open_wait(draft, step, command),
+                }
+            }
+            Command::RecordLocalActivity(command) => {
+                local_activity::record(draft, command, report.owner.as_str());
+            }
             Command::RecordSideEffect { result } => marker::side_effect(draft, result),
             Command::RecordVersionMarker(marker) => marker::version(draft, marker)?,
+            Command::UpsertSearchAttributes(command) => {
+                attributes::upsert_search_attributes(draft, command)?;
+            }
+            Command::UpsertMemo { entries } => attributes::upsert_memo(draft, entries)?,
+            Command::CancelSelection(command) => selection::cancel(draft, command)?,
+            Command::AnswerUpdate { update_id, answer } => {
+                update::answer(draft, &update_id, answer)?;
+            }
             Command::End(command) => {
                 if end.replace(command).is_some() {
                     return Err(invalid("more than one command closes the run"));
@@ -215,7 +264,7 @@ pub(super) fn fail(
     }
     let (blocked, message) = match failure {
         TaskFailure::WaitingForHistory => {
-            close_task(&mut draft, &report, ReportKind::Waiting, Vec::new());
+            wait(&mut draft, &report);
             return Ok(commit(draft, &report));
         }
         TaskFailure::Blocked(message) => (true, message),
@@ -240,6 +289,18 @@ pub(super) fn fail(
     let at = draft.now.plus_millis(delay);
     draft.effects.again(report.no, at);
     Ok(commit(draft, &report))
+}
+
+/// The worker found nothing to do: the workflow waits for new history.
+fn wait(draft: &mut Draft<'_>, report: &WorkflowTaskReport) {
+    let for_update = draft.state.is_in_update();
+    if for_update {
+        update::fail_unanswered(draft);
+    } else {
+        condition::settle(draft, report.seen);
+        condition::time_out_overdue(draft);
+    }
+    close_task(draft, report, ReportKind::Waiting, Vec::new());
 }
 
 /// The task was handed out too often without a report. It stays open, out of reach of workers,
@@ -285,15 +346,18 @@ fn close_task(
     kind: ReportKind,
     mut created: Vec<TaskNo>,
 ) {
-    let follows = !draft.state.held.is_empty() || draft.state.last_wake > report.seen;
-    let next = follows.then_some(draft.state.next_task);
+    let for_update = draft.state.is_in_update();
+    let acted_on = if for_update {
+        draft.state.acted_on
+    } else {
+        report.seen
+    };
+    let next = held::task_after(draft, acted_on);
     created.extend(next);
     draft.effects.close(report.no);
     note_done(draft, report, kind, created, next);
-    signal::release_held(draft);
-    if follows {
-        let resume = draft.state.last_resume.clone().unwrap_or(Resume::Unseen);
-        draft.open_workflow_task(resume);
+    if next.is_some() {
+        held::go_on(draft);
     }
 }
 

@@ -54,15 +54,21 @@ pub fn decode(blob: &str, max_bytes: usize) -> Result<Shown, DecodeError> {
     if bytes.len() > max_bytes {
         return Ok(Shown::NotShowable(NotShowable::TooLarge));
     }
+    show(unframe(&bytes)?)
+}
+
+/// The datum behind the frame.
+pub(super) fn unframe(bytes: &[u8]) -> Result<&[u8], DecodeError> {
     let (marker, schema) = FRAME.split_at(2);
     let rest = bytes.strip_prefix(marker).ok_or(DecodeError::NotFramed)?;
     if rest.len() < schema.len() {
         return Err(DecodeError::Truncated);
     }
-    let datum = rest
-        .strip_prefix(schema)
-        .ok_or(DecodeError::UnknownSchema)?;
+    rest.strip_prefix(schema).ok_or(DecodeError::UnknownSchema)
+}
 
+/// The JSON view of exactly one datum.
+pub(super) fn show(datum: &[u8]) -> Result<Shown, DecodeError> {
     let mut reader = Reader {
         rest: datum,
         saw_bytes: false,
@@ -79,6 +85,33 @@ pub fn decode(blob: &str, max_bytes: usize) -> Result<Shown, DecodeError> {
         return Ok(Shown::NotShowable(NotShowable::Bytes));
     }
     Ok(Shown::Json(value))
+}
+
+/// The entries of a datum that is a map: each name with the bytes of its value, which are checked to
+/// be one datum. A later entry of the same name comes later.
+pub(super) fn map_entries(datum: &[u8]) -> Result<Option<Vec<(String, &[u8])>>, DecodeError> {
+    let mut reader = Reader {
+        rest: datum,
+        saw_bytes: false,
+    };
+    if reader.long()? != MAP {
+        return Ok(None);
+    }
+    let mut entries = Vec::new();
+    let read = reader.blocks(0, |reader, inside| {
+        let name = reader.text()?;
+        let before = reader.rest;
+        reader.value(inside)?;
+        let (value, _) = before.split_at(before.len() - reader.rest.len());
+        entries.push((name, value));
+        Ok(())
+    });
+    match read {
+        Ok(()) if reader.rest.is_empty() => Ok(Some(entries)),
+        Ok(()) => Err(DecodeError::TrailingBytes),
+        Err(Stop::Broken(error)) => Err(error),
+        Err(Stop::TooDeep) => Err(DecodeError::Malformed("a value is nested too deeply")),
+    }
 }
 
 enum Stop {

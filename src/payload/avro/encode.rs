@@ -64,7 +64,7 @@ pub(crate) fn read_text(json: &str) -> Result<Value, EncodeError> {
     }
 }
 
-fn write_value(out: &mut Vec<u8>, value: &Value, depth: usize) -> Result<(), EncodeError> {
+pub(super) fn write_value(out: &mut Vec<u8>, value: &Value, depth: usize) -> Result<(), EncodeError> {
     match value {
         Value::Null => write_long(out, NULL),
         Value::Bool(flag) => {
@@ -131,13 +131,13 @@ fn one_level_down(depth: usize) -> Result<usize, EncodeError> {
 }
 
 /// An empty list or map has no block at all, only the closing zero.
-fn write_block_count(out: &mut Vec<u8>, count: usize) {
+pub(super) fn write_block_count(out: &mut Vec<u8>, count: usize) {
     if count > 0 {
         write_length(out, count);
     }
 }
 
-fn write_text(out: &mut Vec<u8>, text: &str) {
+pub(super) fn write_text(out: &mut Vec<u8>, text: &str) {
     write_length(out, text.len());
     out.extend_from_slice(text.as_bytes());
 }
@@ -148,7 +148,7 @@ fn write_length(out: &mut Vec<u8>, length: usize) {
 }
 
 /// Zig-zag, then seven bits per byte, lowest first.
-fn write_long(out: &mut Vec<u8>, value: i64) {
+pub(super) fn write_long(out: &mut Vec<u8>, value: i64) {
     let mut rest = ((value << 1) ^ (value >> 63)).cast_unsigned();
     while rest >= 0x80 {
         // The mask leaves seven bits, so the cast is exact.
