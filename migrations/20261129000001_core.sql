@@ -103,6 +103,15 @@ create table timers (
 ) with (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
 create index timers_due on timers (due_at, run_id);
 
+-- What one run has to tell another and has not been taken yet; numbered by the event that says so.
+create table relays (
+    run_id     text collate "C" not null,
+    event_id   bigint not null,
+    body       text not null,
+    created_at timestamptz not null,
+    primary key (run_id, event_id)
+) with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
+
 -- Callers' command keys and what each stood for.
 create table request_receipts (
     namespace   text collate "C" not null,
@@ -114,9 +123,37 @@ create table request_receipts (
     name        text not null,
     digest      bigint not null,
     run_target  text not null,
+    made_id     text,
     accepted_at timestamptz not null,
     primary key (namespace, workflow_id, kind, request_id)
 );
+
+-- Questions to workers: queries, and whether an update may be accepted. Their askers wait; nothing
+-- is lost with them that the askers do not notice.
+create unlogged table asks (
+    run_id           text collate "C" not null,
+    no               integer not null,
+    kind             smallint not null,
+    namespace        text collate "C" not null,
+    queue            text collate "C" not null,
+    task_type        text collate "C" not null,
+    build_id         text,
+    needs            bigint not null,
+    name             text not null,
+    arguments        text not null,
+    seen_event_id    bigint not null,
+    node             text not null,
+    asked_at         timestamptz not null,
+    deadline_at      timestamptz not null,
+    state            smallint not null,
+    attempt          integer not null,
+    lease_owner      text collate "C",
+    lease_expires_at timestamptz,
+    answer           text,
+    primary key (run_id, no)
+) with (fillfactor = 60, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
+create index asks_ready on asks (namespace, queue, kind, asked_at) where state = 0;
+create index asks_old on asks (deadline_at);
 
 create table workers (
     namespace                        text collate "C" not null,

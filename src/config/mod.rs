@@ -36,6 +36,8 @@ pub struct Settings {
     pub workers: Workers,
     /// Leases.
     pub leases: Leases,
+    /// Queries.
+    pub queries: Queries,
     /// History pages.
     pub history: History,
     /// Requests.
@@ -94,6 +96,17 @@ pub struct Workers {
     /// Seconds of silence after which a worker counts as gone.
     pub stale_after_seconds: u64,
 }
+
+/// Queries.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Queries {
+    /// Seconds that a caller waits for a worker's answer.
+    pub timeout_seconds: u64,
+}
+
+/// Longest wait for the answer to a query, in seconds: clients give up after 60.
+pub const MAX_QUERY_SECONDS: u64 = 55;
 
 /// Leases.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -170,6 +183,9 @@ impl Default for Settings {
                 workflow_task_seconds: 30,
                 activity_seconds: 300,
             },
+            queries: Queries {
+                timeout_seconds: 30,
+            },
             history: History {
                 page_size_default: 500,
                 page_size_max: 1_000,
@@ -204,6 +220,7 @@ const ALIASES: &[(&str, &str)] = &[
         "DW_WORKER_HEARTBEAT_INTERVAL_SECONDS",
         "workers.heartbeat_interval_seconds",
     ),
+    ("DW_QUERY_TASK_TIMEOUT", "queries.timeout_seconds"),
     ("DW_WORKFLOW_TASK_TIMEOUT", "leases.workflow_task_seconds"),
     ("DW_ACTIVITY_TASK_TIMEOUT", "leases.activity_seconds"),
     ("RUST_LOG", "log.filter"),
@@ -319,7 +336,8 @@ fn check(settings: &Settings) -> Result<(), ConfigError> {
         }
         _ => {}
     }
-    let positive: [(&'static str, u64); 9] = [
+    let positive: [(&'static str, u64); 10] = [
+        ("queries.timeout_seconds", settings.queries.timeout_seconds),
         (
             "long_poll.default_seconds",
             settings.long_poll.default_seconds,
@@ -363,6 +381,12 @@ fn check(settings: &Settings) -> Result<(), ConfigError> {
         return impossible(
             "long_poll.default_seconds",
             format!("must be at most {MAX_POLL_SECONDS}"),
+        );
+    }
+    if settings.queries.timeout_seconds > MAX_QUERY_SECONDS {
+        return impossible(
+            "queries.timeout_seconds",
+            format!("must be at most {MAX_QUERY_SECONDS}"),
         );
     }
     if settings.history.page_size_default > settings.history.page_size_max {

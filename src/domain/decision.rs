@@ -266,7 +266,7 @@ pub struct RequestKey {
     pub kind: &'static str,
     /// The caller's key.
     pub request_id: Arc<str>,
-    /// The command's name, for a signal.
+    /// Name of the signal or update.
     pub name: Arc<str>,
     /// Digest of its arguments.
     pub digest: Digest,
@@ -274,6 +274,8 @@ pub struct RequestKey {
     pub run_target: Arc<str>,
     /// Number of the command in the run that took it.
     pub command: u64,
+    /// Id of what it made, for an update.
+    pub made_id: Option<Arc<str>>,
 }
 
 /// What is written for one run.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::ids::{Namespace, TaskQueue, WorkerId};
+use super::ids::{Namespace, RunId, TaskId, TaskQueue, WorkerId};
 
 /// Which plane hands a task out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -11,6 +11,10 @@ pub enum TaskKind {
     Workflow,
     /// Activity task.
     Activity,
+    /// A caller's question to a workflow, answered by a worker and never recorded.
+    Query,
+    /// A question whether an update may be accepted, likewise.
+    UpdateValidation,
 }
 
 impl TaskKind {
@@ -19,6 +23,8 @@ impl TaskKind {
         match self {
             Self::Workflow => 0,
             Self::Activity => 1,
+            Self::Query => 2,
+            Self::UpdateValidation => 3,
         }
     }
 
@@ -27,6 +33,8 @@ impl TaskKind {
         match number {
             0 => Some(Self::Workflow),
             1 => Some(Self::Activity),
+            2 => Some(Self::Query),
+            3 => Some(Self::UpdateValidation),
             _ => None,
         }
     }
@@ -36,8 +44,34 @@ impl TaskKind {
         match self {
             Self::Workflow => "workflow",
             Self::Activity => "activity",
+            Self::Query => "query",
+            Self::UpdateValidation => "update_validation",
         }
     }
+
+    /// Whether it is a question: kept in a table that a crash empties, and never in the history.
+    pub fn is_ask(self) -> bool {
+        matches!(self, Self::Query | Self::UpdateValidation)
+    }
+}
+
+/// The id of an ask as clients see it: its run, a letter for its kind, its number (`01J…-q7`).
+pub fn ask_id(kind: TaskKind, id: TaskId) -> String {
+    let letter = if kind == TaskKind::UpdateValidation {
+        'v'
+    } else {
+        'q'
+    };
+    format!("{}-{letter}{}", id.run, id.no)
+}
+
+/// The ask of this kind that an id names; one ask has one spelling.
+pub fn read_ask_id(kind: TaskKind, text: &str) -> Option<TaskId> {
+    let (run, no) = text.split_once('-')?;
+    let no = no.get(1..)?.parse().ok()?;
+    let run: RunId = run.parse().ok()?;
+    let id = TaskId { run, no };
+    (ask_id(kind, id) == text).then_some(id)
 }
 
 /// Where a task waits and who may take it.

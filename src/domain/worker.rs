@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::event::Json;
+use super::features;
 use super::ids::{Namespace, TaskQueue, WorkerId};
 use super::time::Timestamp;
 
@@ -85,6 +86,18 @@ pub struct Registration {
 }
 
 impl Registration {
+    /// Bits of the history features that it says it can replay, see [`features`].
+    pub fn knows(&self) -> i64 {
+        let says = |name: &str, bit: i64| {
+            let listed = self.description.capabilities.iter().any(|said| said == name);
+            if listed { bit } else { 0 }
+        };
+        says("memo_upserts", features::MEMO)
+            | says("typed_search_attributes", features::TYPED_ATTRIBUTES)
+            | says("durable_selection", features::SELECTION)
+            | says("message_streams", features::STREAMS)
+    }
+
     /// Whether it has been silent for too long.
     pub fn is_stale(&self, now: Timestamp, stale_after_seconds: u64) -> bool {
         self.last_heartbeat_at.plus_seconds(stale_after_seconds) <= now

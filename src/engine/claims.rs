@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use super::Core;
-use crate::domain::routing::TaskKind;
+use crate::domain::routing::{Poller, Profile, TaskKind};
 use crate::matching::{Grant, GrantedLease, QueueKey, Reserved};
+use crate::store::asks;
 use crate::store::claim::{self, Claimed};
 
 /// Polls that one claim serves.
@@ -36,15 +37,7 @@ pub(super) fn start(core: &Core, key: QueueKey) {
 async fn run(core: &Arc<Core>, key: &QueueKey) {
     while let Some((profile, polls)) = core.registry.next_claim(key, CLAIM_BATCH) {
         let pollers: Vec<_> = polls.iter().map(|poll| poll.poller().clone()).collect();
-        let claimed = claim::claim(
-            &core.store.hot,
-            key.kind,
-            &key.namespace,
-            &key.queue,
-            &profile,
-            &pollers,
-        )
-        .await;
+        let claimed = claim(core, key, &profile, &pollers).await;
         match claimed {
             Ok(claimed) => {
                 if claimed.len() == polls.len() {
@@ -61,6 +54,21 @@ async fn run(core: &Arc<Core>, key: &QueueKey) {
                 return;
             }
         }
+    }
+}
+
+/// Claims from the table that holds the kind.
+pub(super) async fn claim(
+    core: &Core,
+    key: &QueueKey,
+    profile: &Profile,
+    pollers: &[Poller],
+) -> sqlx::Result<Vec<Claimed>> {
+    let (pool, kind) = (&core.store.hot, key.kind);
+    if kind.is_ask() {
+        asks::claim(pool, kind, &key.namespace, &key.queue, profile, pollers).await
+    } else {
+        claim::claim(pool, kind, &key.namespace, &key.queue, profile, pollers).await
     }
 }
 
@@ -99,6 +107,9 @@ pub(super) fn grant(
         heartbeat_due_at: task.heartbeat_due_at,
     };
     core.clock.observe(lease.leased_at);
+    if kind.is_ask() {
+        return Grant::new(lease, core.releases.clone());
+    }
     core.leases.granted(&lease);
     let ends = lease
         .start_to_close_at

@@ -1,4 +1,4 @@
-//! Commands of the control plane: start, signal, cancel, terminate, archive.
+//! Commands of the control plane: start, cancel, terminate, archive.
 
 use std::sync::Arc;
 
@@ -9,15 +9,14 @@ use super::{Core, Engine};
 use crate::domain::ids::{Namespace, RunId, TaskId, WorkflowId};
 use crate::domain::limits::LimitKind;
 use crate::domain::run::{
-    self, Close, CloseReason, CloseRequest, CommandKind, Digest, Input, ObservedLease, Refusal,
-    Reply, RunState, SignalRequest, StartRequest,
+    self, Close, CloseReason, CloseRequest, CommandKind, Input, ObservedLease, Refusal, Reply,
+    RunState, StartRequest,
 };
-use crate::payload::Payload;
-use crate::store::receipts::{self, RequestReceipt};
+use crate::store::receipts::RequestReceipt;
 use crate::store::{lease, load};
 
 /// Tries when the workflow moves on to another run, or its task to another worker, meanwhile.
-const TRIES: usize = 8;
+pub(super) const TRIES: usize = 8;
 
 /// A run that a start led to.
 #[derive(Clone, Debug)]
@@ -98,19 +97,6 @@ impl From<Fault> for CommandError {
     }
 }
 
-/// A signal as a caller sends it.
-#[derive(Clone, Debug)]
-pub struct SignalCommand {
-    /// Its name.
-    pub name: Arc<str>,
-    /// Encoded argument list.
-    pub arguments: Payload,
-    /// The caller's key.
-    pub request_id: Option<Arc<str>>,
-    /// Digest of the arguments.
-    pub digest: Digest,
-}
-
 /// A command that was accepted, now or before.
 #[derive(Clone, Debug)]
 pub struct Accepted {
@@ -122,6 +108,8 @@ pub struct Accepted {
     pub state: Arc<RunState>,
     /// It had been accepted before, under this key.
     pub retained: bool,
+    /// The update that it made.
+    pub update_id: Option<Arc<str>>,
 }
 
 impl Engine {
@@ -137,93 +125,6 @@ impl Engine {
         let engine = self.clone();
         self.detached(async move { start(&engine.core, request, use_existing).await })
             .await?
-    }
-
-    /// Signals a workflow. A key that was used before gets its first answer, whatever has become of
-    /// the run since.
-    ///
-    /// # Errors
-    /// [`CommandError`]; nothing has changed.
-    pub async fn signal(
-        &self,
-        target: &CommandTarget,
-        command: SignalCommand,
-    ) -> Result<Accepted, CommandError> {
-        let input = Input::Signal(SignalRequest {
-            name: Arc::clone(&command.name),
-            arguments: command.arguments.clone(),
-            request_id: command.request_id.clone(),
-            digest: command.digest,
-            run_target: target.run.clone().unwrap_or_else(|| Arc::from("")),
-        });
-        for _ in 0..TRIES {
-            let refused = match self.current_run(target).await {
-                Err(error) => error,
-                Ok(run) => match runs::apply(&self.core, run, input.clone()).await {
-                    Ok(applied) => return Ok(accepted(run, applied)),
-                    Err(ApplyError::Refused(Refusal::NotActive(close)))
-                        if close.reason == CloseReason::Continued && target.run.is_none() =>
-                    {
-                        // Its successor is current by now.
-                        continue;
-                    }
-                    Err(error) => self.command_error(run, error).await?,
-                },
-            };
-            return match (self.retained(target, &command).await?, refused) {
-                (Some(accepted), _) => Ok(accepted),
-                // The key was claimed, and its claimant's run is gone again: nothing is retained.
-                (None, CommandError::Fault(Fault::Contended)) => continue,
-                (None, error) => Err(error),
-            };
-        }
-        Err(Fault::Contended.into())
-    }
-
-    /// What this signal's key stood for, if it was used before.
-    async fn retained(
-        &self,
-        target: &CommandTarget,
-        command: &SignalCommand,
-    ) -> Result<Option<Accepted>, CommandError> {
-        let Some(request_id) = &command.request_id else {
-            return Ok(None);
-        };
-        let receipt = receipts::find(
-            &self.core.store.reads,
-            &target.namespace,
-            &target.workflow_id,
-            CommandKind::Signal.as_str(),
-            request_id,
-        )
-        .await
-        .map_err(Fault::from)?;
-        let Some(receipt) = receipt else {
-            return Ok(None);
-        };
-        let mut differs = Vec::new();
-        if receipt.name != *command.name {
-            differs.push("name");
-        }
-        if receipt.digest != command.digest {
-            differs.push("arguments");
-        }
-        if receipt.run_target != target.run.as_deref().unwrap_or("") {
-            differs.push("run_target");
-        }
-        if !differs.is_empty() {
-            return Err(CommandError::KeyConflict { receipt, differs });
-        }
-        let state = runs::recent(&self.core, receipt.run)
-            .await?
-            .ok_or(CommandError::NoSuchRun)?
-            .state;
-        Ok(Some(Accepted {
-            run: receipt.run,
-            command: Some(receipt.command),
-            state,
-            retained: true,
-        }))
     }
 
     /// Cancels or terminates the current run of a workflow, at once.
@@ -265,6 +166,7 @@ impl Engine {
                         command: Some(command),
                         state: Arc::clone(state),
                         retained: true,
+                        update_id: None,
                     });
                 }
             }
@@ -274,7 +176,7 @@ impl Engine {
     }
 
     /// The run that a command is for: the current one, which must be the named one.
-    async fn current_run(&self, target: &CommandTarget) -> Result<RunId, CommandError> {
+    pub(super) async fn current_run(&self, target: &CommandTarget) -> Result<RunId, CommandError> {
         let reads = &self.core.store.reads;
         let current = load::current_run(reads, &target.namespace, &target.workflow_id)
             .await
@@ -297,7 +199,7 @@ impl Engine {
         })
     }
 
-    async fn command_error(
+    pub(super) async fn command_error(
         &self,
         run: RunId,
         error: ApplyError,
@@ -329,9 +231,14 @@ impl Engine {
     }
 }
 
-fn accepted(run: RunId, applied: Applied) -> Accepted {
+pub(super) fn accepted(run: RunId, applied: Applied) -> Accepted {
+    let mut update_id = None;
     let command = match applied.reply {
         Reply::SignalAccepted { command } | Reply::Closed { command } => Some(command),
+        Reply::UpdateAccepted { command, id } => {
+            update_id = Some(id);
+            Some(command)
+        }
         Reply::Archived { command } => command,
         _ => None,
     };
@@ -340,6 +247,7 @@ fn accepted(run: RunId, applied: Applied) -> Accepted {
         command,
         state: applied.state,
         retained: false,
+        update_id,
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
 
-use crate::domain::ids::{Namespace, WorkerId};
+use crate::domain::ids::{Namespace, RunId, TaskId, WorkerId};
 use crate::domain::routing::TaskKind;
 use crate::matching::{QueueKey, WorkerKey};
 use crate::store::notify::MAX_NOTIFICATION;
@@ -22,6 +22,10 @@ pub enum Hint {
     Ready(QueueKey),
     /// A worker's registration was written or removed.
     Worker(WorkerKey),
+    /// A run was written in a way that somebody may wait for.
+    Moved(RunId),
+    /// An ask was answered.
+    Answered(TaskId),
 }
 
 /// Hints that wait to be sent.
@@ -70,6 +74,16 @@ impl Hints {
         self.add(format!("w{FIELD}{}{FIELD}{}", key.namespace, key.worker));
     }
 
+    /// A run was written in a way that somebody may wait for.
+    pub fn moved(&self, run: RunId) {
+        self.add(format!("r{FIELD}{run}"));
+    }
+
+    /// An ask was answered.
+    pub fn answered(&self, ask: TaskId) {
+        self.add(format!("a{FIELD}{ask}"));
+    }
+
     /// Waits until there is something to say.
     pub async fn wait(&self) {
         while self.pending().is_empty() {
@@ -116,6 +130,8 @@ fn read_line(line: &str) -> Option<Hint> {
             namespace: Namespace::from(fields.next()?),
             worker: WorkerId::from(fields.next()?),
         })),
+        "r" => Some(Hint::Moved(fields.next()?.parse().ok()?)),
+        "a" => Some(Hint::Answered(fields.next()?.parse().ok()?)),
         _ => None,
     }
 }

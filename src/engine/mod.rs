@@ -1,14 +1,18 @@
 //! Use cases: load, ask the domain, commit, wake. Knows no transport and writes no SQL.
 
 mod alarms;
+mod asks;
 mod claims;
+mod contracts;
 mod error;
 mod executions;
 mod hints;
+mod inputs;
 mod leases;
 mod leases_lost;
 mod polls;
 mod reads;
+mod relays;
 mod renewals;
 mod reports;
 mod runs;
@@ -17,9 +21,11 @@ mod sweeps;
 mod workers;
 mod write;
 
+pub use asks::{AskError, AskRefused, AskView, Answered, Question, Told};
 pub use error::{ApplyError, Fault};
-pub use executions::{Accepted, CommandError, CommandTarget, SignalCommand, StartError, Started};
+pub use executions::{Accepted, CommandError, CommandTarget, StartError, Started};
 pub use hints::Hint;
+pub use inputs::{InputCommand, UpdateOutcome};
 pub use polls::{ActivityTaskView, Page, PollRefused, PollRequest, Polled, WorkflowTaskView};
 pub use reads::{Export, NotFound, ReadError, RunView};
 pub use reports::{Heartbeat, Holder, RenewedLease, ReportRefused, Reported};
@@ -49,6 +55,8 @@ pub struct Settings {
     pub stale_after_seconds: u64,
     /// Polls that this node may hold.
     pub max_parked_polls: usize,
+    /// Milliseconds that a caller waits for a worker to answer a query.
+    pub query_timeout_ms: u64,
     /// Commit lanes.
     pub lanes: usize,
     /// Name of this node.
@@ -61,6 +69,7 @@ impl Default for Settings {
             run: run::Settings::default(),
             stale_after_seconds: 60,
             max_parked_polls: 20_000,
+            query_timeout_ms: 30_000,
             lanes: 2,
             node: "node".to_owned(),
         }
@@ -84,6 +93,9 @@ pub(crate) struct Core {
     known: workers::Known,
     renewals: renewals::Renewals,
     starts: starts::Starts,
+    outbox: relays::Outbox,
+    asked: asks::Asked,
+    contracts: contracts::Contracts,
     releases: Releases,
     namespaces: RwLock<Arc<[String]>>,
 }
@@ -103,6 +115,7 @@ impl Engine {
         let now = crate::store::now(&store.reads).await?;
         let (starts, pending_starts) = starts::Starts::new();
         let (releases, dropped) = Releases::new();
+        let (outbox, outbox_ends) = relays::Outbox::new();
         let names = namespaces::names(&store.reads).await?;
         let lanes = Lanes::start(&store, settings.lanes);
         let renewals = renewals::Renewals::start(store.hot.clone());
@@ -121,11 +134,15 @@ impl Engine {
             known: workers::Known::default(),
             renewals,
             starts,
+            outbox,
+            asked: asks::Asked::default(),
+            contracts: contracts::Contracts::default(),
             releases,
             namespaces: RwLock::new(names.into()),
             store,
         });
         tokio::spawn(starts::run(Arc::clone(&core), pending_starts));
+        tokio::spawn(relays::run(Arc::clone(&core), outbox_ends));
         tokio::spawn(give_back_dropped(Arc::clone(&core), dropped));
         Ok(Self { core })
     }
@@ -196,6 +213,9 @@ async fn give_back_dropped(core: Arc<Core>, mut dropped: mpsc::Receiver<GrantedL
     const BATCH: usize = 256;
     let mut leases = Vec::new();
     while dropped.recv_many(&mut leases, BATCH).await > 0 {
+        for ask in leases.extract_if(.., |lease| lease.kind.is_ask()) {
+            asks::give_back(&core, ask).await;
+        }
         let lost: Vec<_> = leases
             .iter()
             .map(|lease| crate::store::lease::Lost {

@@ -12,7 +12,7 @@ use crate::domain::routing::{Poller, Profile, TaskKind};
 use crate::domain::run::{Activity, RunState};
 use crate::domain::worker::{Registration, WorkerStatus};
 use crate::matching::{Ended, Grant, GrantedLease, QueueKey, WorkerKey};
-use crate::store::{claim, history};
+use crate::store::history;
 
 /// How long a poll whose time is up still waits for a task that is on its way to it.
 const ON_ITS_WAY: Duration = Duration::from_secs(3);
@@ -20,8 +20,8 @@ const ON_ITS_WAY: Duration = Duration::from_secs(3);
 /// What a worker asks for.
 #[derive(Clone, Debug)]
 pub struct PollRequest {
-    /// Workflow or activity tasks.
-    pub kind: TaskKind,
+    /// Kinds of tasks that it takes; at least one.
+    pub kinds: Vec<TaskKind>,
     /// Namespace.
     pub namespace: Namespace,
     /// The worker.
@@ -34,6 +34,8 @@ pub struct PollRequest {
     pub poll_request_id: Option<Arc<str>>,
     /// How long to wait; zero looks once.
     pub wait: Duration,
+    /// Bits of history features that its protocol version brings along.
+    pub knows: i64,
 }
 
 /// How a poll ended.
@@ -101,10 +103,12 @@ impl Engine {
         let keys: Vec<QueueKey> = request
             .queues
             .iter()
-            .map(|queue| QueueKey {
-                kind: request.kind,
-                namespace: request.namespace.clone(),
-                queue: queue.clone(),
+            .flat_map(|queue| {
+                request.kinds.iter().map(|kind| QueueKey {
+                    kind: *kind,
+                    namespace: request.namespace.clone(),
+                    queue: queue.clone(),
+                })
             })
             .collect();
         let poller = Poller {
@@ -148,9 +152,9 @@ impl Engine {
         if self.is_stale(worker) {
             return Err(PollRefused::Stale);
         }
-        let types = match request.kind {
-            TaskKind::Workflow => &said.workflow_types,
-            TaskKind::Activity => &said.activity_types,
+        let types = match request.kinds.first() {
+            Some(TaskKind::Activity) => &said.activity_types,
+            _ => &said.workflow_types,
         };
         if types.is_empty() {
             return Err(PollRefused::NoCapability);
@@ -158,7 +162,7 @@ impl Engine {
         Ok(Profile {
             types: Arc::clone(types),
             build_id: said.build_id.clone(),
-            knows: i64::MAX,
+            knows: worker.knows() | request.knows,
         })
     }
 
@@ -174,16 +178,9 @@ impl Engine {
         self.detached(async move {
             for key in &keys {
                 let pollers = std::slice::from_ref(&poller);
-                let claimed = claim::claim(
-                    &core.store.hot,
-                    key.kind,
-                    &key.namespace,
-                    &key.queue,
-                    &profile,
-                    pollers,
-                )
-                .await
-                .map_err(Fault::from)?;
+                let claimed = claims::claim(&core, key, &profile, pollers)
+                    .await
+                    .map_err(Fault::from)?;
                 if let Some(task) = claimed.into_iter().next() {
                     metrics::counter!("dw_claims_total", "kind" => key.kind.as_str()).increment(1);
                     let grant = claims::grant(&core, key.kind, poller.owner.clone(), task);

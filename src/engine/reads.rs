@@ -74,7 +74,7 @@ pub struct Export {
 }
 
 impl Engine {
-    async fn find(
+    pub(super) async fn find(
         &self,
         namespace: &Namespace,
         workflow_id: &WorkflowId,

@@ -88,6 +88,8 @@ pub enum ReportRefused {
     RunTimedOut(Arc<RunState>),
     /// The commands contradict the history or each other.
     InvalidCommands(Arc<RunState>, String),
+    /// The entries of a memo cannot be merged.
+    InvalidMemo(String),
     /// A structural limit is reached.
     Limit {
         /// Which.
@@ -327,6 +329,7 @@ impl Engine {
             }
             Refusal::RunTimedOut(_) => ReportRefused::RunTimedOut(state),
             Refusal::InvalidCommands(why) => ReportRefused::InvalidCommands(state, why),
+            Refusal::InvalidMemo(why) => ReportRefused::InvalidMemo(why),
             Refusal::Limit {
                 kind,
                 current,
@@ -361,8 +364,8 @@ impl Engine {
         let Some(row) = row else {
             // Closed between the write and this look: the run's own answer is the right one next time.
             return Ok(match kind {
-                TaskKind::Workflow => ReportRefused::NotLeased { attempt },
                 TaskKind::Activity => ReportRefused::StaleAttempt,
+                _ => ReportRefused::NotLeased { attempt },
             });
         };
         if kind == TaskKind::Activity {

@@ -83,9 +83,9 @@ struct Slot {
 pub(super) struct Watch(Arc<Slot>);
 
 impl Watch {
-    /// The next write.
-    pub async fn moved(&self) {
-        self.0.moved.notified().await;
+    /// The next write. Whoever must not miss one enables the future before looking at the run.
+    pub fn moved(&self) -> tokio::sync::futures::Notified<'_> {
+        self.0.moved.notified()
     }
 }
 
@@ -174,6 +174,14 @@ impl Runs {
         let slot = self.slot(write.next.id);
         self.keep(&slot, cached);
         slot.moved.notify_waiters();
+    }
+
+    /// Another node has written a run: whoever waits for it looks again.
+    pub fn heard_of(&self, run: RunId) {
+        let slot = lock(&self.slots).get(&run).cloned();
+        if let Some(slot) = slot {
+            slot.moved.notify_waiters();
+        }
     }
 
     /// Something to wait on for the next write of a run.

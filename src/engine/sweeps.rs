@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::error::{ApplyError, Fault};
 use super::executions::observe;
 use super::reports::last_beat;
-use super::{Core, Engine, Hint, claims, leases_lost, runs};
+use super::{Core, Engine, Hint, asks, claims, leases_lost, runs};
 use crate::domain::decision::{TimerKey, TimerKind};
 use crate::domain::ids::RunId;
 use crate::domain::routing::TaskKind;
@@ -180,8 +180,11 @@ impl Engine {
                         Hint::Ready(key) => claims::ready(&self.core, &key),
                         Hint::Worker(key) => {
                             self.core.known.forget(&key);
+                            self.core.contracts.forget(&key.namespace);
                             self.core.registry.end_worker(&key, Ended::Superseded);
                         }
+                        Hint::Moved(run) => self.core.runs.heard_of(run),
+                        Hint::Answered(ask) => asks::heard_of(&self.core, ask),
                     }
                 }
             }

@@ -108,6 +108,7 @@ impl Engine {
             transaction.commit().await.map_err(Fault::from)?;
             let worker = Arc::new(worker);
             core.known.keep(&worker);
+            core.contracts.learn(&worker);
             let key = key(&worker);
             core.hints.worker(&key);
             if existing.is_some() {

@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::error::Fault;
 use super::runs::Cached;
 use super::{Core, claims};
+use crate::domain::event::Body;
 use crate::domain::decision::{Decision, FIRST_ATTEMPT, HandOff, TaskEffect, TimerEffect};
 use crate::domain::ids::{TaskId, TaskNo};
 use crate::domain::routing::TaskKind;
@@ -143,6 +144,14 @@ fn keep(core: &Core, decision: &Decision, promises: Vec<Promise>, at: Timestamp)
 /// next deadline.
 fn announce(core: &Core, decision: &Decision, at: Timestamp) {
     for write in decision.writes() {
+        core.outbox.send(write);
+        if write
+            .events
+            .iter()
+            .any(|event| matches!(event.body, Body::UpdateCompleted(_)))
+        {
+            core.hints.moved(write.next.id);
+        }
         for effect in write.effects.timers().values() {
             if let TimerEffect::Set(due) = effect {
                 core.alarms.timer_in(due.millis_since(at));

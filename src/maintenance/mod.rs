@@ -16,6 +16,10 @@ const TIMER_PAUSE: Duration = Duration::from_millis(1_000);
 const LEASE_PAUSE: Duration = Duration::from_millis(1_000);
 /// Pause between two looks for holders that are gone.
 const ABSENT_PAUSE: Duration = Duration::from_millis(2_000);
+/// Pause between two looks for relays that were left behind.
+const RELAY_PAUSE: Duration = Duration::from_millis(2_000);
+/// Pause between two looks for asks that nobody waits for.
+const ASK_PAUSE: Duration = Duration::from_secs(10);
 /// How often queues are looked through for those whose slow re-check is due.
 const RECHECK_TICK: Duration = Duration::from_millis(250);
 /// Hints that are gathered into one notification.
@@ -43,6 +47,8 @@ pub fn start(engine: &Engine, shutdown: &Shutdown) -> JoinSet<()> {
     start("timers", Box::pin(timers(of())));
     start("leases", Box::pin(leases(of())));
     start("absent", Box::pin(absent(of())));
+    start("relays", Box::pin(relays(of())));
+    start("asks", Box::pin(asks(of())));
     start("wakes", Box::pin(wakes(of())));
     start("recheck", Box::pin(recheck(of())));
     start("hints", Box::pin(hints(of())));
@@ -82,6 +88,21 @@ async fn absent(engine: Engine) {
         tokio::time::sleep(ABSENT_PAUSE).await;
         // A failed pass is tried again after the same pause.
         let _ = engine.give_back_from_absent().await;
+    }
+}
+
+async fn relays(engine: Engine) {
+    loop {
+        let swept = engine.deliver_left_behind().await;
+        tokio::time::sleep(pause(&swept, RELAY_PAUSE)).await;
+    }
+}
+
+async fn asks(engine: Engine) {
+    loop {
+        tokio::time::sleep(ASK_PAUSE).await;
+        // A failed pass is tried again after the same pause.
+        let _ = engine.forget_old_asks().await;
     }
 }
 

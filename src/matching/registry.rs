@@ -367,6 +367,20 @@ impl Registry {
         })
     }
 
+    /// Whether a poll waits that may take such a task.
+    pub fn has_taker(&self, routing: &Routing) -> bool {
+        let inner = self.inner();
+        inner
+            .queues
+            .get(&QueueKey::from(routing))
+            .is_some_and(|queue| {
+                queue
+                    .groups
+                    .iter()
+                    .any(|group| !group.parked.is_empty() && group.profile.may_take(routing))
+            })
+    }
+
     /// Speaks for the poll that has waited longest among those that may take such a task.
     pub fn reserve(&self, routing: &Routing) -> Option<Reserved> {
         let key = QueueKey::from(routing);

@@ -187,6 +187,8 @@ reasons! {
     MessageStreamNotSupported = "message_stream_not_supported",
     /// Attribute types need a newer request version.
     TypedSearchAttributesUnavailable = "typed_search_attributes_unavailable",
+    /// The entries of a memo cannot be merged (1.14).
+    WorkflowMemoValidationFailed = "workflow_memo_validation_failed",
     /// The worker did not announce the memo or attribute capability it uses.
     WorkflowMetadataCapabilityNotAdvertised = "workflow_metadata_capability_not_advertised",
     /// Occurrence ids of condition waits need a newer request version.
@@ -305,6 +307,26 @@ reasons! {
     UnknownSignal = "unknown_signal",
     /// The arguments do not fit the signal.
     InvalidSignalArguments = "invalid_signal_arguments",
+    /// The workers of the type declared no update of this name.
+    UnknownUpdate = "unknown_update",
+    /// The arguments do not fit the update.
+    InvalidUpdateArguments = "invalid_update_arguments",
+    /// The handler of the update failed, or the run closed before it ran.
+    UpdateFailed = "update_failed",
+    /// An update with a validator needs a request id.
+    UpdateValidationRequestIdRequired = "update_validation_request_id_required",
+    /// The worker could not run the validator.
+    UpdateValidationWorkerFailed = "update_validation_worker_failed",
+    /// No live worker polls the run's queue.
+    QueryWorkerUnavailable = "query_worker_unavailable",
+    /// Live workers poll the queue, and none can answer for this run.
+    QueryWorkerIncompatible = "query_worker_incompatible",
+    /// Too many queries wait on the queue.
+    QueryTaskQueueFull = "query_task_queue_full",
+    /// No worker took the query in time.
+    QueryTaskNotClaimed = "query_task_not_claimed",
+    /// A worker took the query and did not answer in time.
+    QueryWorkerExecutionTimeout = "query_worker_execution_timeout",
 }
 
 impl fmt::Display for Reason {

@@ -8,10 +8,24 @@ use super::version::Advertised;
 /// announcement, and half a feature is worse for them than none.
 const BUILD: &[Feature] = &[
     Feature::Signals,
+    Feature::Updates,
+    Feature::ChildWorkflows,
+    Feature::SearchAttributeUpserts,
+    Feature::HistoryExport,
     Feature::ActivityRetryPolicy,
     Feature::ActivityTimeouts,
     Feature::NonRetryableFailures,
-    Feature::PollRequestIdempotency,
+    Feature::QueryTasks,
+    Feature::ConditionWaits,
+    Feature::SignalWaits,
+    Feature::UpdateValidation,
+    Feature::MemoUpserts,
+    Feature::TypedSearchAttributes,
+    Feature::ConditionWaitOccurrenceIdentity,
+    Feature::LocalActivities,
+    Feature::StrictLocalReports,
+    Feature::DurableSelection,
+    Feature::QueryTaskAuthority,
 ];
 
 /// A set of features; by default those of this build.

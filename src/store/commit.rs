@@ -3,6 +3,7 @@
 use std::sync::LazyLock;
 
 use chrono::{DateTime, Utc};
+use serde_json::value::RawValue;
 use sqlx::{Connection, PgConnection, Row};
 
 use super::item::{HeaderRow, Item};
@@ -85,12 +86,15 @@ columns! {
     workflow_ord: i32, workflow_namespace: &'a str, workflow_id: &'a str, workflow_run: &'a str,
     request_ord: i32, request_namespace: &'a str, request_workflow: &'a str, request_kind: &'a str, request_id: &'a str,
     request_run: &'a str, request_command: i64, request_name: &'a str, request_digest: i64, request_target: &'a str,
+    request_made: Option<&'a str>,
     created_ord: i32, created_run: &'a str, created_namespace: &'a str, created_workflow: &'a str, created_number: i32,
     created_type: &'a str, created_queue: &'a str, created_business_key: Option<&'a str>, created_build: Option<&'a str>,
     created_next_event: i64, created_status: i16, created_started: DateTime<Utc>, created_memo: &'a str, created_attributes: &'a str,
     changed_ord: i32, changed_run: &'a str, changed_version: i64, changed_next_event: i64, changed_status: i16,
     changed_reason: Option<&'a str>, changed_closed: Option<DateTime<Utc>>, changed_progress: DateTime<Utc>, changed_archived: bool,
+    changed_memo: Option<&'a str>, changed_attributes: Option<&'a str>,
     moved_ord: i32, moved_namespace: &'a str, moved_workflow: &'a str, moved_run: &'a str, moved_number: i32,
+    made_ord: i32, made_namespace: &'a str, made_workflow: &'a str, made_run: &'a str,
     history_ord: i32, history_run: &'a str, history_first: i64, history_version: i64, history_count: i32,
     history_events: &'a str, history_journal: &'a str,
     closed_ord: i32, closed_run: &'a str, closed_task: i32,
@@ -102,6 +106,7 @@ columns! {
     opened_poll: Option<&'a str>, opened_seen: Option<i64>,
     set_ord: i32, set_run: &'a str, set_kind: i16, set_no: i32, set_due: DateTime<Utc>,
     cancelled_ord: i32, cancelled_run: &'a str, cancelled_kind: i16, cancelled_no: i32,
+    relays_ord: i32, relays_run: &'a str, relays_event: i64, relays_body: &'a str,
 }
 
 impl<'a> Columns<'a> {
@@ -147,6 +152,7 @@ impl<'a> Columns<'a> {
             to.request_name.push(&request.name);
             to.request_digest.push(request.digest);
             to.request_target.push(&request.run_target);
+            to.request_made.push(request.made_id.as_deref());
         }
         for rows in &item.runs {
             to.push_run(ord, rows);
@@ -185,6 +191,9 @@ impl<'a> Columns<'a> {
                 to.changed_progress
                     .push(header.last_progress_at.to_chrono());
                 to.changed_archived.push(header.archived);
+                to.changed_memo.push(header.memo.as_deref().map(RawValue::get));
+                to.changed_attributes
+                    .push(header.search_attributes.as_deref().map(RawValue::get));
             }
         }
         if let Some(moved) = &rows.moved {
@@ -193,6 +202,12 @@ impl<'a> Columns<'a> {
             to.moved_workflow.push(&moved.workflow_id);
             to.moved_run.push(run);
             to.moved_number.push(moved.run_number);
+        }
+        if let Some(made) = &rows.made {
+            to.made_ord.push(ord);
+            to.made_namespace.push(&made.namespace);
+            to.made_workflow.push(&made.workflow_id);
+            to.made_run.push(run);
         }
         to.history_ord.push(ord);
         to.history_run.push(run);
@@ -245,6 +260,12 @@ impl<'a> Columns<'a> {
             to.cancelled_run.push(run);
             to.cancelled_kind.push(*kind);
             to.cancelled_no.push(*no);
+        }
+        for (event, body) in &rows.relays {
+            to.relays_ord.push(ord);
+            to.relays_run.push(run);
+            to.relays_event.push(*event);
+            to.relays_body.push(body);
         }
     }
 }
@@ -357,6 +378,6 @@ mod tests {
         let highest = (1..)
             .take_while(|n| text.contains(&format!("${n}::")))
             .count();
-        assert_eq!(highest, 94, "parameters in the statement");
+        assert_eq!(highest, 105, "parameters in the statement");
     }
 }

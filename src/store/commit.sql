@@ -40,11 +40,11 @@ wi as (
     order by namespace, workflow_id
     on conflict do nothing returning run_id),
 q as materialized (
-    select * from unnest({requests:int,text,text,text,text,text,bigint,text,bigint,text})
-        q(ord, namespace, workflow_id, kind, request_id, run_id, command_no, name, digest, run_target)),
+    select * from unnest({requests:int,text,text,text,text,text,bigint,text,bigint,text,text})
+        q(ord, namespace, workflow_id, kind, request_id, run_id, command_no, name, digest, run_target, made_id)),
 qi as (
-    insert into request_receipts (namespace, workflow_id, kind, request_id, run_id, command_no, name, digest, run_target, accepted_at)
-    select namespace, workflow_id, kind, request_id, run_id, command_no, name, digest, run_target, clock_timestamp()
+    insert into request_receipts (namespace, workflow_id, kind, request_id, run_id, command_no, name, digest, run_target, made_id, accepted_at)
+    select namespace, workflow_id, kind, request_id, run_id, command_no, name, digest, run_target, made_id, clock_timestamp()
     from q where (select a from pre)[ord] and (select count(*) from wi) >= 0
     order by namespace, workflow_id, kind, request_id
     on conflict do nothing returning run_id),
@@ -67,14 +67,20 @@ w1 as (
     where (select a from ok)[n.ord]),
 w2 as (
     update workflow_runs r set version = u.version, next_event_id = u.next_event_id, status = u.status,
-        closed_reason = u.closed_reason, closed_at = u.closed_at, last_progress_at = u.last_progress_at, archived = u.archived
-    from unnest({changed:int,text,bigint,bigint,smallint,text,timestamptz,timestamptz,boolean})
-        u(ord, run_id, version, next_event_id, status, closed_reason, closed_at, last_progress_at, archived)
+        closed_reason = u.closed_reason, closed_at = u.closed_at, last_progress_at = u.last_progress_at, archived = u.archived,
+        memo = coalesce(u.memo, r.memo), search_attributes = coalesce(u.search_attributes, r.search_attributes)
+    from unnest({changed:int,text,bigint,bigint,smallint,text,timestamptz,timestamptz,boolean,text,text})
+        u(ord, run_id, version, next_event_id, status, closed_reason, closed_at, last_progress_at, archived, memo, search_attributes)
     where r.run_id = u.run_id and (select a from ok)[u.ord]),
 w3 as (
     update workflow_instances w set run_id = m.run_id, run_number = m.run_number
     from unnest({moved:int,text,text,text,int}) m(ord, namespace, workflow_id, run_id, run_number)
     where w.namespace = m.namespace and w.workflow_id = m.workflow_id and (select a from ok)[m.ord]),
+-- Workflow ids that the server makes are free.
+w3b as (
+    insert into workflow_instances (namespace, workflow_id, run_id, run_number)
+    select namespace, workflow_id, run_id, 1 from unnest({made:int,text,text,text}) m(ord, namespace, workflow_id, run_id)
+    where (select a from ok)[m.ord]),
 w4 as (
     insert into history_batches (run_id, first_event_id, version, event_count, events, journal, recorded_at)
     select run_id, first_event_id, version, event_count, events, journal, (select now from ok)
@@ -110,5 +116,9 @@ w8 as (
     on conflict (run_id, kind, no) do update set due_at = excluded.due_at),
 w9 as (
     delete from timers t using unnest({timers_cancelled:int,text,smallint,int}) c(ord, run_id, kind, no)
-    where t.run_id = c.run_id and t.kind = c.kind and t.no = c.no and (select a from ok)[c.ord])
+    where t.run_id = c.run_id and t.kind = c.kind and t.no = c.no and (select a from ok)[c.ord]),
+w10 as (
+    insert into relays (run_id, event_id, body, created_at)
+    select run_id, event_id, body, (select now from ok) from unnest({relays:int,text,bigint,text}) l(ord, run_id, event_id, body)
+    where (select a from ok)[l.ord])
 select a, now from ok

@@ -1,6 +1,7 @@
 //! A decision as rows: what the door writes for it, in the door's own columns.
 
 use crate::domain::decision::{Claim, Decision, HandOff, RunWrite, TaskEffect, TimerEffect};
+use crate::domain::event::Body;
 use crate::domain::ids::RunId;
 use crate::domain::lease::Hold;
 use crate::domain::routing::TaskKind;
@@ -8,6 +9,8 @@ use crate::domain::run::CloseReason;
 use crate::domain::time::Timestamp;
 
 use std::sync::Arc;
+
+use serde_json::value::RawValue;
 
 /// A fence on a task row.
 pub(super) struct FenceRow {
@@ -33,6 +36,7 @@ pub(super) struct RequestRow {
     pub name: String,
     pub digest: i64,
     pub run_target: String,
+    pub made_id: Option<String>,
 }
 
 /// The header of a run that comes into being.
@@ -60,6 +64,9 @@ pub(super) struct ChangedRow {
     pub closed_at: Option<Timestamp>,
     pub last_progress_at: Timestamp,
     pub archived: bool,
+    /// Only when they changed.
+    pub memo: Option<Arc<RawValue>>,
+    pub search_attributes: Option<Arc<RawValue>>,
 }
 
 /// A workflow id that stands for another run from now on.
@@ -67,6 +74,12 @@ pub(super) struct MovedRow {
     pub namespace: String,
     pub workflow_id: String,
     pub run_number: i32,
+}
+
+/// A workflow id that a run which comes into being takes for good.
+pub(super) struct MadeRow {
+    pub namespace: String,
+    pub workflow_id: String,
 }
 
 /// A batch of history.
@@ -110,12 +123,14 @@ pub(super) struct RunRows {
     pub run_id: String,
     pub header: HeaderRow,
     pub moved: Option<MovedRow>,
+    pub made: Option<MadeRow>,
     pub history: HistoryRow,
     pub tasks_closed: Vec<i32>,
     pub tasks_again: Vec<(i32, Timestamp)>,
     pub tasks_opened: Vec<OpenedRow>,
     pub timers_set: Vec<(i16, i32, Timestamp)>,
     pub timers_cancelled: Vec<(i16, i32)>,
+    pub relays: Vec<(i64, String)>,
 }
 
 /// One decision, ready for the door.
@@ -168,14 +183,16 @@ impl Item {
                 name: key.name.to_string(),
                 digest: key.digest.0.cast_signed(),
                 run_target: key.run_target.to_string(),
+                made_id: key.made_id.as_deref().map(str::to_owned),
             }),
             _ => None,
         };
         let run = decision.run_id();
         let base = long(decision.write.base);
+        let claims_workflow = workflow.is_some();
         let runs = decision
             .writes_mut()
-            .map(run_rows)
+            .map(|write| run_rows(write, claims_workflow))
             .collect::<serde_json::Result<_>>()?;
         Ok(Self {
             run,
@@ -215,8 +232,9 @@ impl Item {
     }
 }
 
-fn run_rows(write: &mut RunWrite) -> serde_json::Result<RunRows> {
+fn run_rows(write: &mut RunWrite, claims_workflow: bool) -> serde_json::Result<RunRows> {
     let sealed = write.seal()?;
+    let upserted = Upserted::by(write);
     let next = &write.next;
     let begun = &next.begun;
     let header = if write.base == 0 {
@@ -243,13 +261,20 @@ fn run_rows(write: &mut RunWrite) -> serde_json::Result<RunRows> {
             closed_at: next.close.as_ref().map(|close| close.at),
             last_progress_at: next.last_progress_at,
             archived: next.archived,
+            memo: upserted.memo.then(|| next.memo.shown.clone()),
+            search_attributes: upserted.attributes.then(|| next.attributes.shown.clone()),
         })
     };
     // A successor takes the workflow id over from the run that made it.
-    let moved = (write.base == 0 && begun.continued_from.is_some()).then(|| MovedRow {
+    let moved = (write.base == 0 && begun.run_number > 1).then(|| MovedRow {
         namespace: begun.namespace.to_string(),
         workflow_id: begun.workflow_id.to_string(),
         run_number: int(begun.run_number),
+    });
+    let first = write.base == 0 && begun.run_number == 1;
+    let made = (first && !claims_workflow).then(|| MadeRow {
+        namespace: begun.namespace.to_string(),
+        workflow_id: begun.workflow_id.to_string(),
     });
     debug_assert!(
         next.close.as_ref().is_none_or(
@@ -267,12 +292,14 @@ fn run_rows(write: &mut RunWrite) -> serde_json::Result<RunRows> {
         run_id: next.id.to_string(),
         header,
         moved,
+        made,
         history,
         tasks_closed: Vec::new(),
         tasks_again: Vec::new(),
         tasks_opened: Vec::new(),
         timers_set: Vec::new(),
         timers_cancelled: Vec::new(),
+        relays: Vec::new(),
     };
     for (no, effect) in write.effects.tasks() {
         match effect {
@@ -318,7 +345,27 @@ fn run_rows(write: &mut RunWrite) -> serde_json::Result<RunRows> {
             TimerEffect::Cancel => rows.timers_cancelled.push((kind, no)),
         }
     }
+    for (event, relay) in write.effects.relays() {
+        rows.relays
+            .push((long(*event), serde_json::to_string(relay)?));
+    }
     Ok(rows)
+}
+
+/// Which parts of the header a batch changed that most batches leave alone.
+struct Upserted {
+    memo: bool,
+    attributes: bool,
+}
+
+impl Upserted {
+    fn by(write: &RunWrite) -> Self {
+        let has = |wanted: fn(&Body) -> bool| write.events.iter().any(|event| wanted(&event.body));
+        Self {
+            memo: has(|body| matches!(body, Body::MemoUpserted(_))),
+            attributes: has(|body| matches!(body, Body::SearchAttributesUpserted(_))),
+        }
+    }
 }
 
 /// Numbers inside a run stay far below what the column holds: a run has at most 50,000 events.

@@ -1,6 +1,7 @@
 //! All SQL. Writes to runs and tasks go through one door, [`commit`]; the rest are reads, claims and
 //! renewals of leases, and plain statements on configuration.
 
+pub mod asks;
 pub mod claim;
 pub mod commit;
 pub mod history;
@@ -13,6 +14,7 @@ pub mod migrate;
 pub mod namespaces;
 pub mod notify;
 pub mod receipts;
+pub mod relays;
 pub mod timers;
 pub mod workers;
 

@@ -13,12 +13,14 @@ pub struct RequestReceipt {
     pub run: RunId,
     /// Number of the command there.
     pub command: u64,
-    /// Name of the signal.
+    /// Name of the signal or update.
     pub name: String,
     /// Digest of name and arguments.
     pub digest: Digest,
     /// The run that the caller named; empty when it named the workflow.
     pub run_target: String,
+    /// Id of what the command made, for an update.
+    pub made_id: Option<String>,
 }
 
 #[derive(FromRow)]
@@ -28,6 +30,7 @@ struct Row {
     name: String,
     digest: i64,
     run_target: String,
+    made_id: Option<String>,
 }
 
 /// What this key of this workflow stood for, if it has been used.
@@ -42,7 +45,7 @@ pub async fn find(
     request_id: &str,
 ) -> sqlx::Result<Option<RequestReceipt>> {
     let row: Option<Row> = sqlx::query_as(
-        "select run_id, command_no, name, digest, run_target from request_receipts
+        "select run_id, command_no, name, digest, run_target, made_id from request_receipts
          where namespace = $1 and workflow_id = $2 and kind = $3 and request_id = $4",
     )
     .bind(namespace.as_str())
@@ -58,6 +61,7 @@ pub async fn find(
             name: row.name,
             digest: Digest(row.digest.cast_unsigned()),
             run_target: row.run_target,
+            made_id: row.made_id,
         })
     })
     .transpose()

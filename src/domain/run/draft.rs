@@ -1,6 +1,8 @@
 //! A decision in the making: every event and fact goes through the state as it is written, so that
 //! later steps of the same decision see it and the fold of what is stored cannot differ.
 
+use std::sync::Arc;
+
 use super::super::decision::{
     Claim, Decision, Effects, Fence, NewTask, RequestKey, RunWrite, TimerKey,
 };
@@ -126,7 +128,13 @@ impl<'a> Draft<'a> {
     }
 
     /// Claims the caller's key of a signal or an update, if it has one, for command `n`.
-    pub fn claim_key(&mut self, kind: CommandKind, request: InputRequest, n: u64) {
+    pub fn claim_key(
+        &mut self,
+        kind: CommandKind,
+        request: InputRequest,
+        n: u64,
+        made_id: Option<Arc<str>>,
+    ) {
         let Some(request_id) = request.request_id else {
             return;
         };
@@ -140,6 +148,7 @@ impl<'a> Draft<'a> {
             digest: request.digest,
             run_target: request.run_target,
             command: n,
+            made_id,
         }));
     }
 

@@ -262,6 +262,8 @@ pub enum Resume {
     },
     /// An update was recorded; the task carries it and nothing else.
     Update {
+        /// Its id.
+        id: Arc<str>,
         /// The command that brought it.
         n: u64,
         /// The run that accepted it.
@@ -319,9 +321,11 @@ impl Signal {
 /// An update as it was accepted.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Update {
+    /// Its id, which stays when it moves to a successor.
+    pub id: Arc<str>,
     /// The command that brought it.
     pub n: u64,
-    /// The run that accepted it; its ids stay when it moves to a successor.
+    /// The run that accepted it.
     pub run: RunId,
     /// Its name.
     pub name: Arc<str>,
@@ -329,13 +333,6 @@ pub struct Update {
     pub arguments: Payload,
     /// When it was accepted.
     pub at: Timestamp,
-}
-
-impl Update {
-    /// Its id.
-    pub fn id(&self) -> String {
-        part_id(self.run, Part::Update, self.n)
-    }
 }
 
 /// A worker's report and its outcome, kept so that a repeat gets the first answer.

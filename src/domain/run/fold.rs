@@ -9,7 +9,7 @@ use super::super::event::{
 use super::super::features;
 use super::super::ids::{Part, Step, TaskNo, part_id};
 use super::super::limits::{ANSWERS_KEPT, COMMANDS_SHOWN, RECEIPTS_KEPT};
-use super::super::parallel::{Group, GroupFields, LeafEnd, Member, Path, StepKind};
+use super::super::parallel::{Group, LeafEnd, Member, Path, StepKind};
 use super::attributes::{Attributes, Memo};
 use super::fact::{Fact, Receipt, Resume, Signal, Update};
 use super::state::{
@@ -479,12 +479,13 @@ impl RunState {
         match &event.body {
             Body::UpdateAccepted(accepted) => {
                 let update = match self.held.front().map(|held| &**held) {
-                    Some(Held::Update(held)) if held.id() == *accepted.keys.update_id => {
+                    Some(Held::Update(held)) if held.id == accepted.keys.update_id => {
                         let held = held.clone();
                         self.held.pop_front();
                         held
                     }
                     _ => Update {
+                        id: Arc::clone(&accepted.keys.update_id),
                         n: self.commands,
                         run: self.id,
                         name: Arc::clone(&accepted.keys.update_name),

@@ -49,6 +49,7 @@ pub use state::{
     WorkflowTask,
 };
 pub use status::{CloseReason, Status};
+pub use update::Rejection;
 pub use workflow_task::{TaskFailure, WorkflowTaskReport};
 
 use super::command::Command as WorkerCommand;
@@ -129,6 +130,8 @@ pub enum Input {
     Signal(InputRequest),
     /// An update arrived.
     Update(InputRequest),
+    /// A validator refused an update.
+    RejectUpdate(InputRequest, Rejection),
     /// A child reached its end.
     ChildClosed(ChildClosed),
     /// A caller cancels the run.
@@ -167,6 +170,7 @@ pub fn decide(
         Input::TimersDue { keys, lease } => timer::due(draft, &keys, &lease),
         Input::Signal(request) => signal::accept(draft, request),
         Input::Update(request) => update::accept(draft, request),
+        Input::RejectUpdate(request, rejection) => update::reject(draft, request, rejection),
         Input::ChildClosed(closed) => child::closed(draft, closed),
         Input::Cancel(request) => close::cancel(draft, request),
         Input::Terminate(request) => close::terminate(draft, request),

@@ -46,10 +46,12 @@ pub enum Reply {
         /// Number of the command.
         command: u64,
     },
-    /// An update was accepted.
+    /// An update was accepted, or its rejection recorded.
     UpdateAccepted {
         /// Number of the command.
         command: u64,
+        /// The update.
+        id: Arc<str>,
     },
     /// The run was closed by a command.
     Closed {

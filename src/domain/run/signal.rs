@@ -33,6 +33,8 @@ pub struct InputRequest {
     pub digest: Digest,
     /// The run that the caller named; empty when it named the workflow.
     pub run_target: Arc<str>,
+    /// Id of an update that was given before, when its validation was asked for.
+    pub update_id: Option<Arc<str>>,
 }
 
 /// Accepts a signal. While a workflow task is ready or leased it is held, because a worker binds a
@@ -63,7 +65,7 @@ pub(super) fn accept(mut draft: Draft<'_>, request: InputRequest) -> Result<Verd
         record(&mut draft, &signal);
         draft.wake();
     }
-    draft.claim_key(CommandKind::Signal, request, n);
+    draft.claim_key(CommandKind::Signal, request, n, None);
     Ok(Verdict::Commit(
         Box::new(draft.finish()),
         Reply::SignalAccepted { command: n },

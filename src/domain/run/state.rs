@@ -432,7 +432,7 @@ impl RunState {
             .as_deref()
             .into_iter()
             .chain(held)
-            .find(|update| update.id() == id)
+            .find(|update| *update.id == *id)
     }
 
     /// The report that was recorded for this hand-out of this task.

@@ -7,7 +7,7 @@ use crate::payload::{Codec, Payload};
 
 use super::super::command::{Failure, UpdateAnswer};
 use super::super::event::{
-    UpdateAccepted, UpdateApplied, UpdateCompleted, UpdateFailure, UpdateKeys,
+    Json, UpdateAccepted, UpdateApplied, UpdateCompleted, UpdateFailure, UpdateKeys, UpdateRejected,
 };
 use super::super::ids::{Part, part_id};
 use super::super::limits::LimitKind;
@@ -18,6 +18,15 @@ use super::signal::InputRequest;
 use super::state::Held;
 use super::steps::invalid;
 use super::workflow_task::within;
+
+/// What a validator said when it refused an update.
+#[derive(Clone, Debug)]
+pub struct Rejection {
+    /// Human sentence.
+    pub message: Arc<str>,
+    /// Field → sentences, a JSON object.
+    pub validation_errors: Option<Json>,
+}
 
 /// Accepts an update. While a workflow task is open it waits its turn behind what came before it.
 pub(super) fn accept(mut draft: Draft<'_>, request: InputRequest) -> Result<Verdict, Refusal> {
@@ -34,7 +43,12 @@ pub(super) fn accept(mut draft: Draft<'_>, request: InputRequest) -> Result<Verd
         Some(&request.name),
         request.request_id.as_deref(),
     );
+    let id = request
+        .update_id
+        .clone()
+        .unwrap_or_else(|| part_id(draft.state.id, Part::Update, n).into());
     let update = Update {
+        id: Arc::clone(&id),
         n,
         run: draft.state.id,
         name: Arc::clone(&request.name),
@@ -47,10 +61,48 @@ pub(super) fn accept(mut draft: Draft<'_>, request: InputRequest) -> Result<Verd
         record(&mut draft, &update);
         draft.open_workflow_task(resume(&update));
     }
-    draft.claim_key(CommandKind::Update, request, n);
+    draft.claim_key(CommandKind::Update, request, n, Some(Arc::clone(&id)));
     Ok(Verdict::Commit(
         Box::new(draft.finish()),
-        Reply::UpdateAccepted { command: n },
+        Reply::UpdateAccepted { command: n, id },
+    ))
+}
+
+/// Records that a validator refused an update. It never was the run's, and changes nothing else.
+pub(super) fn reject(
+    mut draft: Draft<'_>,
+    request: InputRequest,
+    rejection: Rejection,
+) -> Result<Verdict, Refusal> {
+    if let Some(close) = &draft.state.close {
+        return Err(Refusal::NotActive(Arc::clone(close)));
+    }
+    let (n, command) = draft.command(
+        CommandKind::Update,
+        Some(&request.name),
+        request.request_id.as_deref(),
+    );
+    let id = request
+        .update_id
+        .clone()
+        .unwrap_or_else(|| part_id(draft.state.id, Part::Update, n).into());
+    draft.emit(UpdateRejected {
+        keys: UpdateKeys {
+            workflow_command_id: command,
+            update_id: Arc::clone(&id),
+            workflow_instance_id: draft.state.begun.workflow_id.clone(),
+            workflow_run_id: draft.state.id,
+            update_name: Arc::clone(&request.name),
+        },
+        arguments: request.arguments.clone(),
+        payload_codec: Codec::Avro,
+        message: rejection.message,
+        validation_errors: rejection.validation_errors,
+    });
+    draft.claim_key(CommandKind::Update, request, n, Some(Arc::clone(&id)));
+    Ok(Verdict::Commit(
+        Box::new(draft.finish()),
+        Reply::UpdateAccepted { command: n, id },
     ))
 }
 
@@ -68,6 +120,7 @@ pub(super) fn record(draft: &mut Draft<'_>, update: &Update) {
 /// Why the task that carries `update` was opened.
 pub(super) fn resume(update: &Update) -> Resume {
     Resume::Update {
+        id: Arc::clone(&update.id),
         n: update.n,
         run: update.run,
         name: Arc::clone(&update.name),
@@ -81,7 +134,7 @@ pub(super) fn answer(
     answer: UpdateAnswer,
 ) -> Result<(), Refusal> {
     let update = match &draft.state.update {
-        Some(update) if update.id() == update_id => Arc::clone(update),
+        Some(update) if *update.id == *update_id => Arc::clone(update),
         _ => {
             return Err(invalid(&format!(
                 "the task does not carry the update {update_id:?}"
@@ -163,7 +216,7 @@ fn fail(
 fn keys(draft: &Draft<'_>, update: &Update) -> UpdateKeys {
     UpdateKeys {
         workflow_command_id: part_id(update.run, Part::Command, update.n),
-        update_id: update.id().into(),
+        update_id: Arc::clone(&update.id),
         workflow_instance_id: draft.state.begun.workflow_id.clone(),
         workflow_run_id: draft.state.id,
         update_name: Arc::clone(&update.name),

@@ -28,6 +28,8 @@ pub struct Api {
     pub advertised: Advertised,
     /// What this build can do.
     pub supported: Supported,
+    /// Commands that a workflow task may be completed with.
+    pub commands: Vec<&'static str>,
     /// Numbers that workers are told.
     pub timing: Timing,
     /// Version and capabilities, in front of every answer of the worker plane.
@@ -67,6 +69,7 @@ impl Api {
             envelope: Arc::new(EnvelopeBytes::new(&advertised, &capabilities)),
             engine,
             settings,
+            commands: supported.commands(&advertised).collect(),
             advertised,
             supported,
             timing,
@@ -96,6 +99,7 @@ fn timing(settings: &Settings) -> Timing {
         stale_after: Duration::from_secs(settings.workers.stale_after_seconds),
         history_page_size_default: settings.history.page_size_default,
         history_page_size_max: settings.history.page_size_max,
+        query_timeout: Duration::from_secs(settings.queries.timeout_seconds),
         ..Timing::default()
     }
 }

@@ -1,5 +1,5 @@
-//! Commands to a workflow: signal, cancel, terminate, archive; for the current run, or for a run that
-//! must be the current one.
+//! Commands that close or archive a workflow, for the current run or for a run that must be the current
+//! one; and what all commands to a workflow share.
 
 use std::sync::Arc;
 
@@ -7,67 +7,23 @@ use actix_web::http::StatusCode;
 use actix_web::post;
 use actix_web::web::Path;
 use serde::Deserialize;
-use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use crate::domain::ids::{Part, WorkflowId, part_id};
 use crate::domain::run::CommandKind;
-use crate::engine::{Accepted, CommandError, CommandTarget, SignalCommand};
+use crate::engine::{Accepted, CommandError, CommandTarget};
 use crate::protocol::reason::Reason;
 
-use super::super::body;
 use super::super::problems::Problems;
 use super::answer::{Answer, Control};
 use super::call::{Call, OperatorOrAdmin};
-use super::start::input;
 
 /// Longest key of a caller.
 const MAX_REQUEST_ID: usize = 255;
 /// Longest reason.
 const MAX_REASON: usize = 1_000;
-/// Longest name of a signal, in bytes.
-const MAX_SIGNAL_NAME: usize = 256;
 
-/// A signal.
-#[derive(Debug, Deserialize, utoipa::ToSchema)]
-pub struct SignalRequestBody {
-    /// Arguments: a plain list, or an envelope.
-    #[schema(value_type = Option<Object>)]
-    input: Option<Box<RawValue>>,
-    /// The caller's key; a repeat under it has no further effect.
-    request_id: Option<String>,
-}
-
-/// Signals the current run of a workflow.
-#[utoipa::path(tag = "workflows", operation_id = "signalWorkflow", request_body = SignalRequestBody,
-    params(("workflowId" = String, Path, description = "The workflow."), ("signalName" = String, Path, description = "The signal.")),
-    responses((status = 202, description = "Accepted, now or before."), (status = 404, description = "There is no such workflow."),
-        (status = 409, description = "The run is closed, or the key stood for something else."), (status = 422, description = "Fields.")))]
-#[post("/workflows/{workflowId}/signal/{signalName}")]
-pub async fn signal_workflow(
-    call: Call<OperatorOrAdmin, SignalRequestBody>,
-    path: Path<(String, String)>,
-) -> Control {
-    let (workflow_id, name) = path.into_inner();
-    Control(signal(call, workflow_id, None, name).await)
-}
-
-/// Signals a run that must be the current one.
-#[utoipa::path(tag = "workflows", operation_id = "signalWorkflowRun", request_body = SignalRequestBody,
-    params(("workflowId" = String, Path, description = "The workflow."), ("runId" = String, Path, description = "The run."),
-        ("signalName" = String, Path, description = "The signal.")),
-    responses((status = 202, description = "Accepted, now or before."), (status = 404, description = "There is no such workflow or run."),
-        (status = 409, description = "The run is closed or not the current one, or the key stood for something else."), (status = 422, description = "Fields.")))]
-#[post("/workflows/{workflowId}/runs/{runId}/signal/{signalName}")]
-pub async fn signal_workflow_run(
-    call: Call<OperatorOrAdmin, SignalRequestBody>,
-    path: Path<(String, String, String)>,
-) -> Control {
-    let (workflow_id, run, name) = path.into_inner();
-    Control(signal(call, workflow_id, Some(run), name).await)
-}
-
-fn target<T>(
+pub(super) fn target<T>(
     call: &Call<OperatorOrAdmin, T>,
     workflow_id: String,
     run: Option<String>,
@@ -79,65 +35,14 @@ fn target<T>(
     }
 }
 
-async fn signal(
-    call: Call<OperatorOrAdmin, SignalRequestBody>,
-    workflow_id: String,
-    run: Option<String>,
-    name: String,
-) -> Result<Answer, Answer> {
-    let target = target(&call, workflow_id, run);
-    let mut problems = Problems::default();
-    if name.is_empty() || name.len() > MAX_SIGNAL_NAME || name.chars().any(char::is_control) {
-        problems.add(
-            "signal_name",
-            format!("must have 1 to {MAX_SIGNAL_NAME} bytes and no control characters"),
-        );
-    }
-    if name.starts_with("__durable_workflow_") {
-        problems.add(
-            "signal_name",
-            "names that begin with __durable_workflow_ are reserved",
-        );
-    }
-    let limit = call.api.engine.settings().run.limits.payload_bytes;
-    let arguments = input(&mut problems, "input", call.body.input.as_deref(), limit);
-    check_request_id(&mut problems, call.body.request_id.as_deref());
-    problems.into_result()?;
-    let command = SignalCommand {
-        name: name.as_str().into(),
-        digest: body::digest(arguments.blob.as_bytes()),
-        arguments,
-        request_id: call.body.request_id.as_deref().map(Arc::from),
-    };
-    let accepted = call.api.engine.signal(&target, command).await;
-    let accepted = accepted.map_err(|error| {
-        refusal(
-            error,
-            &target,
-            CommandKind::Signal,
-            call.body.request_id.as_deref(),
-        )
-        .with("signal_name", name.as_str())
-    })?;
-    let mut fields = receipt(
-        &accepted,
-        &target,
-        call.body.request_id.as_deref(),
-        "signal_received",
-    );
-    fields["signal_name"] = name.into();
-    fields["intent_verified"] = true.into();
-    Ok(Answer::new(StatusCode::ACCEPTED, fields))
-}
-
-fn check_request_id(problems: &mut Problems, request_id: Option<&str>) {
+pub(super) fn check_request_id(problems: &mut Problems, request_id: Option<&str>) {
     if let Some(request_id) = request_id {
         problems.text("request_id", request_id, MAX_REQUEST_ID);
     }
 }
 
 /// What a caller is told of a command that was accepted.
-fn receipt(
+pub(super) fn receipt(
     accepted: &Accepted,
     target: &CommandTarget,
     request_id: Option<&str>,
@@ -163,7 +68,7 @@ fn receipt(
     })
 }
 
-fn scope(target: &CommandTarget) -> &'static str {
+pub(super) fn scope(target: &CommandTarget) -> &'static str {
     if target.run.is_some() {
         "run"
     } else {
@@ -171,7 +76,7 @@ fn scope(target: &CommandTarget) -> &'static str {
     }
 }
 
-fn refusal(
+pub(super) fn refusal(
     error: CommandError,
     target: &CommandTarget,
     kind: CommandKind,
@@ -231,7 +136,10 @@ fn refusal(
             part_id(receipt.run, Part::Command, receipt.command),
         )
         .with("retained_command_type", kind.as_str())
-        .with("retained_outcome", "signal_received")
+        .with(
+            "retained_outcome",
+            (kind == CommandKind::Signal).then_some("signal_received"),
+        )
         .with("conflict", differs),
         CommandError::Limit {
             kind,

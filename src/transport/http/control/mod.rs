@@ -7,7 +7,9 @@ mod commands;
 mod describe;
 mod fleet;
 mod history;
+mod inputs;
 mod operation;
+mod queries;
 mod start;
 
 use actix_web::http::StatusCode;
@@ -43,8 +45,12 @@ pub fn routes() -> scope::Scope<
         .service(describe::list_workflows)
         .service(history::get_workflow_history)
         .service(history::export_workflow_history)
-        .service(commands::signal_workflow)
-        .service(commands::signal_workflow_run)
+        .service(inputs::signal_workflow)
+        .service(inputs::signal_workflow_run)
+        .service(inputs::update_workflow)
+        .service(inputs::update_workflow_run)
+        .service(queries::query_workflow)
+        .service(queries::query_workflow_run)
         .service(commands::cancel_workflow)
         .service(commands::cancel_workflow_run)
         .service(commands::terminate_workflow)

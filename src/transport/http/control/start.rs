@@ -271,6 +271,10 @@ fn read(
             fairness_key: text(&body.fairness_key),
             fairness_weight: u16::try_from(fairness_weight).unwrap_or(1),
             build_id: text(&body.build_id).or_else(|| text(&body.compatibility)),
+            contract: call.api.engine.remembered_contract(
+                &call.namespace,
+                body.workflow_type.as_deref().unwrap_or_default(),
+            ),
         },
         use_existing,
     ))

@@ -404,6 +404,7 @@ async fn fail(
         non_retryable: said.non_retryable.unwrap_or(false),
         exception: None,
         details: said.details.map(Json::from),
+        failed_step: None,
     });
     let reported = call
         .api

@@ -28,7 +28,7 @@ pub struct Named<'a> {
 
 impl Named<'_> {
     /// The holder, and whether the request must name the hand-out as well.
-    fn holder(&self, problems: &mut Problems) -> (Option<WorkerId>, bool) {
+    pub(super) fn holder(&self, problems: &mut Problems) -> (Option<WorkerId>, bool) {
         let owner = problems.agree("worker_id", self.worker_id, self.lease_owner);
         match owner {
             Some(owner) => problems.text("worker_id", owner, MAX_ID),
@@ -231,6 +231,16 @@ pub fn workflow_refusal(refused: ReportRefused, holder: &Holder, outcome: &'stat
         ReportRefused::InvalidCommands(state, why) => conflict(Reason::InvalidCommands, &why)
             .with("run_id", state.id.to_string())
             .with("run_status", state.status().as_str()),
+        ReportRefused::InvalidMemo(why) => {
+            let listed = json!({"entries": [why]});
+            Failure::new(
+                StatusCode::UNPROCESSABLE_ENTITY,
+                Reason::WorkflowMemoValidationFailed,
+                why,
+            )
+            .with("errors", listed.clone())
+            .with("validation_errors", listed)
+        }
         ReportRefused::Limit {
             kind,
             current,
@@ -335,6 +345,7 @@ pub fn activity_refusal(refused: ReportRefused, holder: &Holder, outcome: &'stat
         | ReportRefused::StaleRegistration { .. }
         | ReportRefused::StaleAttempt
         | ReportRefused::RunTimedOut(_)
+        | ReportRefused::InvalidMemo(_)
         | ReportRefused::InvalidCommands(..) => stale(),
     };
     failure

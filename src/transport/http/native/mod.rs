@@ -2,6 +2,7 @@
 
 mod activity_tasks;
 mod answer;
+mod asks;
 mod call;
 mod commands;
 mod leases;
@@ -46,6 +47,13 @@ pub fn routes() -> scope::Scope<
         .service(workflow_tasks::heartbeat_workflow_task)
         .service(workflow_tasks::complete_workflow_task)
         .service(workflow_tasks::fail_workflow_task)
+        .service(asks::poll_query_task)
+        .service(asks::complete_query_task)
+        .service(asks::fail_query_task)
+        .service(asks::get_query_task_status)
+        .service(asks::poll_update_validation_task)
+        .service(asks::approve_update_validation_task)
+        .service(asks::reject_update_validation_task)
         .service(activity_tasks::poll_activity_task)
         .service(activity_tasks::heartbeat_activity_task)
         .service(activity_tasks::complete_activity_task)

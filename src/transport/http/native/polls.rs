@@ -1,4 +1,4 @@
-//! Polls of both kinds: fields, and how each end of a poll is answered.
+//! Polls of all kinds: fields, and how each end of a poll is answered.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,9 +8,11 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::config::MAX_POLL_SECONDS;
+use crate::domain::features;
 use crate::domain::ids::{TaskQueue, WorkerId};
 use crate::domain::routing::TaskKind;
 use crate::engine::{PollRefused, PollRequest, Polled};
+use crate::protocol::feature::{Feature, Negotiated};
 use crate::protocol::reason::Reason;
 
 use super::super::fields::Int;
@@ -18,7 +20,7 @@ use super::super::problems::Problems;
 use super::answer::{Answer, Failure};
 use super::call::{Call, WorkerOnly};
 use super::leases::MAX_ID;
-use super::tasks;
+use super::{asks, tasks};
 
 /// Queues of one poll.
 const MAX_QUEUES: usize = 100;
@@ -103,20 +105,6 @@ impl PollBody {
         }
         let wait = self.wait(call, &mut problems);
         problems.into_result()?;
-        if self
-            .task_kinds
-            .iter()
-            .flatten()
-            .any(|kind| kind == "update_validation")
-        {
-            return Err(Failure::new(
-                StatusCode::CONFLICT,
-                Reason::UpdateValidationCapabilityNotAdvertised,
-                "This server has no update validation tasks.",
-            )
-            .with("task", Value::Null)
-            .with("poll_status", "unsupported"));
-        }
         let text = |value: &Option<String>| {
             value
                 .as_deref()
@@ -124,14 +112,35 @@ impl PollBody {
                 .map(Arc::from)
         };
         Ok(PollRequest {
-            kind,
+            kinds: self.kinds(kind),
             namespace: call.namespace.clone(),
             worker_id: WorkerId::from(self.worker_id.as_deref().unwrap_or_default()),
             queues: queues.into_iter().map(TaskQueue::from).collect(),
             build_id: text(&self.build_id),
             poll_request_id: text(&self.poll_request_id),
             wait,
+            knows: knows(&call.version),
         })
+    }
+
+    /// Kinds of task that the poll takes; a workflow poll may name them.
+    fn kinds(&self, kind: TaskKind) -> Vec<TaskKind> {
+        let Some(named) = self.task_kinds.as_ref().filter(|named| !named.is_empty()) else {
+            return vec![kind];
+        };
+        if kind != TaskKind::Workflow {
+            return vec![kind];
+        }
+        let mut kinds = Vec::new();
+        for (word, kind) in [
+            ("workflow", TaskKind::Workflow),
+            ("update_validation", TaskKind::UpdateValidation),
+        ] {
+            if named.iter().any(|named| named == word) {
+                kinds.push(kind);
+            }
+        }
+        kinds
     }
 
     /// The contract's spelling has no maximum and is cut, the SDKs' one is refused above it.
@@ -156,6 +165,15 @@ impl PollBody {
     }
 }
 
+/// Bits of history features that a version of the protocol brings along.
+fn knows(version: &Negotiated) -> i64 {
+    let bit = |feature, bit| if version.allows(feature) { bit } else { 0 };
+    bit(
+        Feature::ConditionWaitOccurrenceIdentity,
+        features::OCCURRENCE,
+    )
+}
+
 /// Polls, and shows the task that came.
 pub async fn poll(call: Call<WorkerOnly, PollBody>, kind: TaskKind) -> Result<Answer, Failure> {
     let request = call.body.request(&call, kind)?;
@@ -166,7 +184,11 @@ pub async fn poll(call: Call<WorkerOnly, PollBody>, kind: TaskKind) -> Result<An
             let Some(lease) = grant.lease().cloned() else {
                 return Answer::of(&tasks::no_task("empty", None));
             };
-            let fields = match kind {
+            let fields = match lease.kind {
+                TaskKind::Query | TaskKind::UpdateValidation => {
+                    let view = call.api.engine.ask_view(&lease).await?;
+                    view.map(|view| asks::ask_claim(&view)).transpose()?
+                }
                 TaskKind::Workflow => {
                     let size = call.body.page_size(&call);
                     let view = call.api.engine.workflow_task(&lease, size).await?;
@@ -259,8 +281,8 @@ fn refusal(
         }
         PollRefused::NoCapability => {
             let reason = match kind {
-                TaskKind::Workflow => Reason::NoWorkflowCapability,
                 TaskKind::Activity => Reason::NoActivityCapability,
+                _ => Reason::NoWorkflowCapability,
             };
             Answer::of(&tasks::no_task("empty", Some(reason.as_str())))
         }

@@ -162,14 +162,65 @@ fn resume_context(state: &RunState, resume: &Resume) -> ResumeContext {
             }
         }
         // The signal is in the history; naming it here would make an SDK take it twice.
-        Resume::Signal { n, .. } => {
-            let id = part_id(run, Part::Signal, *n);
+        Resume::Signal { n, run, .. } => {
+            let id = part_id(*run, Part::Signal, *n);
             ResumeContext {
                 workflow_wait_kind: Some("signal"),
                 open_wait_id: Some(format!("signal-application:{id}")),
                 resume_source_kind: Some("workflow_signal"),
                 resume_source_id: Some(id.clone()),
                 workflow_signal_id: Some(id),
+                workflow_command_id: Some(part_id(*run, Part::Command, *n)),
+                ..ResumeContext::default()
+            }
+        }
+        Resume::Update { id, n, run, .. } => ResumeContext {
+            workflow_wait_kind: Some("update"),
+            open_wait_id: Some(format!("update:{id}")),
+            resume_source_kind: Some("workflow_update"),
+            resume_source_id: Some(id.to_string()),
+            workflow_update_id: Some(id.to_string()),
+            workflow_command_id: Some(part_id(*run, Part::Command, *n)),
+            ..ResumeContext::default()
+        },
+        Resume::Child {
+            step,
+            run: child,
+            event,
+        } => {
+            let id = part_id(run, Part::Call, (*step).into());
+            ResumeContext {
+                workflow_wait_kind: Some("child"),
+                open_wait_id: Some(format!("child:{id}")),
+                resume_source_kind: Some("child_workflow_run"),
+                resume_source_id: Some(child.to_string()),
+                child_call_id: Some(id),
+                child_workflow_run_id: Some(child.to_string()),
+                workflow_sequence: Some(*step),
+                workflow_event_type: Some(event.to_string()),
+                ..ResumeContext::default()
+            }
+        }
+        Resume::Condition { step } => {
+            let id = part_id(run, Part::Wait, (*step).into());
+            ResumeContext {
+                workflow_wait_kind: Some("condition"),
+                open_wait_id: Some(id.clone()),
+                resume_source_kind: Some("timer"),
+                resume_source_id: Some(part_id(run, Part::Timer, (*step).into())),
+                condition_wait_id: Some(id),
+                workflow_sequence: Some(*step),
+                ..ResumeContext::default()
+            }
+        }
+        // The application is in the history; see the signal above.
+        Resume::SignalWait { step, event, .. } => {
+            let id = part_id(run, Part::Wait, (*step).into());
+            ResumeContext {
+                workflow_wait_kind: Some("signal"),
+                open_wait_id: Some(id),
+                workflow_sequence: Some(*step),
+                workflow_event_type: Some(event.to_string()),
                 ..ResumeContext::default()
             }
         }
@@ -287,7 +338,11 @@ pub fn activity_claim(view: &ActivityTaskView) -> Result<Vec<u8>, Failure> {
     claim(&task, lease)
 }
 
-fn claim<T: Serialize>(
+/// The fields of a poll that got `task`.
+///
+/// # Errors
+/// They cannot be written as JSON, which is a defect.
+pub fn claim<T: Serialize>(
     task: &T,
     lease: &crate::matching::GrantedLease,
 ) -> Result<Vec<u8>, Failure> {

@@ -240,7 +240,15 @@ async fn complete(
     };
     let holder =
         leases::workflow_holder(&call.namespace, task, &named, body.workflow_task_attempt)?;
-    let commands = commands::read(sent)?;
+    let engine = &call.api.engine;
+    let worker = if commands::needs_registration(&sent) {
+        engine.worker(&call.namespace, &holder.owner).await?
+    } else {
+        None
+    };
+    let offered = &call.api.commands;
+    commands::gate(&sent, &call.version, offered, worker.as_deref(), &holder)?;
+    let commands = commands::read(sent, &call.version, offered)?;
     let streams = [&body.message_stream_cursors, &body.message_stream_waits];
     if streams
         .iter()
@@ -256,7 +264,6 @@ async fn complete(
         .with("outcome", "rejected")
         .with("recorded", false));
     }
-    let engine = &call.api.engine;
     let reported = engine
         .complete_workflow_task(holder.clone(), call.digest, commands)
         .await;
