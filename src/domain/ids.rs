@@ -273,6 +273,8 @@ pub enum Part {
     Update,
     /// A call of a child workflow, numbered by its step.
     Call,
+    /// A message of a stream, numbered by the event that records it.
+    Message,
 }
 
 impl Part {
@@ -288,6 +290,7 @@ impl Part {
             Self::Wait => 'w',
             Self::Update => 'u',
             Self::Call => 'k',
+            Self::Message => 'm',
         }
     }
 }

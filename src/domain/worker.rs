@@ -89,7 +89,11 @@ impl Registration {
     /// Bits of the history features that it says it can replay, see [`features`].
     pub fn knows(&self) -> i64 {
         let says = |name: &str, bit: i64| {
-            let listed = self.description.capabilities.iter().any(|said| said == name);
+            let listed = self
+                .description
+                .capabilities
+                .iter()
+                .any(|said| said == name);
             if listed { bit } else { 0 }
         };
         says("memo_upserts", features::MEMO)

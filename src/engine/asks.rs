@@ -10,19 +10,17 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::error::Fault;
-use super::polls::Page;
 use super::reads::{NotFound, ReadError};
 use super::{CommandTarget, Core, Engine, claims, runs};
 use crate::domain::event::Json;
 use crate::domain::features;
-use crate::domain::ids::{Namespace, RunId, TaskId, WorkerId};
+use crate::domain::ids::{RunId, TaskId};
 use crate::domain::routing::{Profile, Routing, TaskKind};
 use crate::domain::run::{CloseReason, RunState};
-use crate::domain::time::Timestamp;
 use crate::domain::worker::{Registration, WorkerStatus};
 use crate::matching::{Grant, GrantedLease, QueueKey, Reserved};
 use crate::payload::Payload;
-use crate::store::asks::{self, Ask, AskState, NewAsk};
+use crate::store::asks::{self, AskState, NewAsk};
 use crate::store::workers;
 
 /// Asks of one queue that may wait for a poll.
@@ -134,55 +132,6 @@ impl From<ReadError> for AskError {
     }
 }
 
-/// Why a worker's answer is not taken.
-#[derive(Clone, Debug)]
-pub enum AskRefused {
-    /// There is no such ask, or it is long over.
-    NotFound,
-    /// Its caller no longer waits.
-    TimedOut {
-        /// Since when.
-        at: Timestamp,
-    },
-    /// Nobody holds it.
-    NotLeased,
-    /// It has its answer.
-    Answered,
-    /// Another worker holds it.
-    OwnerMismatch {
-        /// That worker.
-        owner: WorkerId,
-    },
-    /// It was handed out again.
-    AttemptMismatch {
-        /// The current hand-out.
-        current: u32,
-    },
-    /// The server could not.
-    Fault(Fault),
-}
-
-impl From<sqlx::Error> for AskRefused {
-    fn from(error: sqlx::Error) -> Self {
-        Self::Fault(error.into())
-    }
-}
-
-/// An ask as its worker is shown it.
-#[derive(Clone, Debug)]
-pub struct AskView {
-    /// The lease.
-    pub lease: GrantedLease,
-    /// The ask.
-    pub ask: Ask,
-    /// Encoded argument list.
-    pub arguments: Payload,
-    /// The run.
-    pub state: Arc<RunState>,
-    /// Its history, as far as the worker may see it.
-    pub history: Page,
-}
-
 /// Callers of this node that wait for an answer.
 #[derive(Debug, Default)]
 pub(super) struct Asked(Mutex<HashMap<TaskId, oneshot::Sender<String>>>);
@@ -193,7 +142,7 @@ impl Asked {
     }
 
     /// Tells the caller, if it waits here.
-    fn tell(&self, id: TaskId, answer: String) -> bool {
+    pub(super) fn tell(&self, id: TaskId, answer: String) -> bool {
         let caller = self.map().remove(&id);
         caller.is_some_and(|caller| caller.send(answer).is_ok())
     }
@@ -264,12 +213,18 @@ impl Engine {
             .await?;
         let state = cached.state;
         if let Some(close) = &state.close
-            && !matches!(close.reason, CloseReason::Completed | CloseReason::Continued)
+            && !matches!(
+                close.reason,
+                CloseReason::Completed | CloseReason::Continued
+            )
         {
             return Err(AskError::NotActive(state));
         }
-        self.await_worker(&routing(&question, &state), &state).await?;
-        let state = self.settled(state.id, deadline.min(Instant::now() + SETTLE)).await?;
+        self.await_worker(&routing(&question, &state), &state)
+            .await?;
+        let state = self
+            .settled(state.id, deadline.min(Instant::now() + SETTLE))
+            .await?;
         let (caller, answer) = self.place(&question, &state, deadline).await?;
         self.await_answer(caller, answer, state, deadline).await
     }
@@ -442,114 +397,6 @@ impl Engine {
         }
     }
 
-    /// What a granted ask shows. `None` when nobody waits for it any more.
-    ///
-    /// # Errors
-    /// [`Fault`].
-    pub async fn ask_view(&self, lease: &GrantedLease) -> Result<Option<AskView>, Fault> {
-        let Some(ask) = asks::find(&self.core.store.hot, lease.task).await? else {
-            return Ok(None);
-        };
-        if ask.over || ask.state != AskState::Leased {
-            return Ok(None);
-        }
-        let mut cached = runs::recent(&self.core, lease.task.run).await?;
-        if cached
-            .as_ref()
-            .is_none_or(|cached| cached.state.last_event() < ask.seen)
-        {
-            cached = runs::newest(&self.core, lease.task.run).await?;
-        }
-        let Some(cached) = cached else {
-            return Ok(None);
-        };
-        let history = self.page(&cached, 1, ask.seen, ask.seen).await?;
-        Ok(Some(AskView {
-            lease: lease.clone(),
-            arguments: Payload::new(crate::payload::Codec::Avro, ask.arguments.as_str()),
-            ask,
-            state: cached.state,
-            history,
-        }))
-    }
-
-    /// Takes a worker's answer.
-    ///
-    /// # Errors
-    /// [`AskRefused`]; nobody hears of it.
-    pub async fn answer_ask(
-        &self,
-        namespace: &Namespace,
-        kind: TaskKind,
-        id: TaskId,
-        owner: &WorkerId,
-        attempt: u32,
-        told: &Told,
-    ) -> Result<(), AskRefused> {
-        let core = &self.core;
-        let text = serde_json::to_string(told).map_err(|error| AskRefused::Fault(error.into()))?;
-        let found = self.ask_of(namespace, kind, id).await?;
-        if asks::answer(&core.store.hot, id, owner, attempt, &text)
-            .await?
-            .is_some()
-        {
-            if !core.asked.tell(id, text) {
-                core.hints.answered(id);
-            }
-            return Ok(());
-        }
-        Err(explain(&found, owner, attempt))
-    }
-
-    /// The current hand-out of an ask.
-    ///
-    /// # Errors
-    /// [`AskRefused`].
-    pub async fn ask_attempt(
-        &self,
-        namespace: &Namespace,
-        kind: TaskKind,
-        id: TaskId,
-    ) -> Result<u32, AskRefused> {
-        Ok(self.ask_of(namespace, kind, id).await?.attempt)
-    }
-
-    /// How an ask stands, for a worker that holds it.
-    ///
-    /// # Errors
-    /// [`AskRefused`].
-    pub async fn ask_status(
-        &self,
-        namespace: &Namespace,
-        kind: TaskKind,
-        id: TaskId,
-        owner: &WorkerId,
-        attempt: u32,
-    ) -> Result<Ask, AskRefused> {
-        let found = self.ask_of(namespace, kind, id).await?;
-        let held = found.state == AskState::Leased
-            && !found.over
-            && found.owner.as_ref() == Some(owner)
-            && found.attempt == attempt;
-        if held {
-            Ok(found)
-        } else {
-            Err(explain(&found, owner, attempt))
-        }
-    }
-
-    async fn ask_of(
-        &self,
-        namespace: &Namespace,
-        kind: TaskKind,
-        id: TaskId,
-    ) -> Result<Ask, AskRefused> {
-        asks::find(&self.core.store.hot, id)
-            .await?
-            .filter(|ask| ask.namespace == *namespace && ask.kind == kind)
-            .ok_or(AskRefused::NotFound)
-    }
-
     /// Forgets asks that are long over.
     ///
     /// # Errors
@@ -633,20 +480,4 @@ fn can_answer(worker: &Registration, routing: &Routing) -> bool {
         knows: worker.knows() | features::OCCURRENCE | features::CANCELLATION,
     };
     said.capabilities.iter().any(|said| said == capability) && profile.may_take(routing)
-}
-
-fn explain(ask: &Ask, owner: &WorkerId, attempt: u32) -> AskRefused {
-    match (&ask.owner, ask.state) {
-        (_, AskState::Answered) => AskRefused::Answered,
-        (None, _) => AskRefused::NotLeased,
-        (Some(holder), _) if holder != owner => AskRefused::OwnerMismatch {
-            owner: holder.clone(),
-        },
-        _ if ask.attempt != attempt => AskRefused::AttemptMismatch {
-            current: ask.attempt,
-        },
-        _ => AskRefused::TimedOut {
-            at: ask.deadline_at,
-        },
-    }
 }

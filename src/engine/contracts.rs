@@ -35,7 +35,9 @@ impl Contracts {
         if map.values().map(HashMap::len).sum::<usize>() >= KEPT {
             map.clear();
         }
-        map.entry(worker.namespace.clone()).or_default().extend(told);
+        map.entry(worker.namespace.clone())
+            .or_default()
+            .extend(told);
     }
 
     /// Another node has heard of a worker of this namespace.
@@ -90,7 +92,8 @@ impl Engine {
     /// [`Fault`].
     pub async fn contract(&self, state: &RunState) -> Result<Contract, Fault> {
         let begun = &state.begun;
-        let known = |core: &super::Core| core.contracts.known(&begun.namespace, &begun.workflow_type);
+        let known =
+            |core: &super::Core| core.contracts.known(&begun.namespace, &begun.workflow_type);
         if let Some(contract) = known(&self.core) {
             return Ok(contract);
         }

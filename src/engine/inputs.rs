@@ -272,9 +272,7 @@ impl Engine {
             for event in Event::read_all(&page.events)? {
                 let at = event.recorded_at;
                 match event.body {
-                    Body::UpdateCompleted(completed)
-                        if *completed.keys.update_id == *update_id =>
-                    {
+                    Body::UpdateCompleted(completed) if *completed.keys.update_id == *update_id => {
                         return Ok(Some(UpdateOutcome::Completed { completed, at }));
                     }
                     Body::UpdateRejected(rejected) if *rejected.keys.update_id == *update_id => {

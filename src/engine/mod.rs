@@ -1,6 +1,7 @@
 //! Use cases: load, ask the domain, commit, wake. Knows no transport and writes no SQL.
 
 mod alarms;
+mod answers;
 mod asks;
 mod claims;
 mod contracts;
@@ -17,11 +18,13 @@ mod renewals;
 mod reports;
 mod runs;
 mod starts;
+mod streams;
 mod sweeps;
 mod workers;
 mod write;
 
-pub use asks::{AskError, AskRefused, AskView, Answered, Question, Told};
+pub use answers::{AskRefused, AskView};
+pub use asks::{Answered, AskError, Question, Told};
 pub use error::{ApplyError, Fault};
 pub use executions::{Accepted, CommandError, CommandTarget, StartError, Started};
 pub use hints::Hint;
@@ -30,6 +33,7 @@ pub use polls::{ActivityTaskView, Page, PollRefused, PollRequest, Polled, Workfl
 pub use reads::{Export, NotFound, ReadError, RunView};
 pub use reports::{Heartbeat, Holder, RenewedLease, ReportRefused, Reported};
 pub use runs::Applied;
+pub use streams::{MessageError, MessageTaken};
 pub use sweeps::Swept;
 pub use workers::RegisterError;
 

@@ -13,7 +13,7 @@ use crate::domain::limits::LimitKind;
 use crate::domain::routing::TaskKind;
 use crate::domain::run::{
     ActivityOutcome, ActivityReport, Beat, Close, Digest, Input, Receipt, Refusal, Reply, RunState,
-    TaskFailure, WorkflowTaskReport,
+    StreamReport, TaskFailure, WorkflowTaskReport,
 };
 use crate::domain::time::Timestamp;
 use crate::store::lease::{self, Renewal, TaskRow};
@@ -90,6 +90,13 @@ pub enum ReportRefused {
     InvalidCommands(Arc<RunState>, String),
     /// The entries of a memo cannot be merged.
     InvalidMemo(String),
+    /// What it says about message streams is not so.
+    InvalidStreams {
+        /// The field at fault.
+        field: String,
+        /// What is wrong with it.
+        why: String,
+    },
     /// A structural limit is reached.
     Limit {
         /// Which.
@@ -212,13 +219,18 @@ impl Engine {
         holder: Holder,
         digest: Digest,
         commands: Vec<Command>,
+        streams: StreamReport,
     ) -> Result<Reported, ReportRefused> {
         let resolved = self.resolve(&holder, TaskKind::Workflow).await?;
         let report = report(&holder, &resolved, digest);
         self.report_workflow_task(
             &holder,
             resolved,
-            Input::CompleteWorkflowTask { report, commands },
+            Input::CompleteWorkflowTask {
+                report,
+                commands,
+                streams,
+            },
         )
         .await
     }
@@ -330,6 +342,7 @@ impl Engine {
             Refusal::RunTimedOut(_) => ReportRefused::RunTimedOut(state),
             Refusal::InvalidCommands(why) => ReportRefused::InvalidCommands(state, why),
             Refusal::InvalidMemo(why) => ReportRefused::InvalidMemo(why),
+            Refusal::InvalidStreams { field, why } => ReportRefused::InvalidStreams { field, why },
             Refusal::Limit {
                 kind,
                 current,
@@ -531,6 +544,7 @@ impl Engine {
                 _ => "run_closed",
             },
             None if state.receipt(holder.task.no, attempt).is_some() => "attempt_closed",
+            None if state.cancelled_activities.contains(&holder.task.no) => "activity_cancelled",
             None if !state.activities.contains_key(&holder.task.no) => "activity_not_running",
             None => match self.explain(&holder, TaskKind::Activity, attempt).await? {
                 refused

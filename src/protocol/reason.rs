@@ -307,6 +307,10 @@ reasons! {
     UnknownSignal = "unknown_signal",
     /// The arguments do not fit the signal.
     InvalidSignalArguments = "invalid_signal_arguments",
+    /// The message id stands for another content.
+    MessageIdentityConflict = "message_identity_conflict",
+    /// The workflow has no such stream.
+    StreamNotFound = "stream_not_found",
     /// The workers of the type declared no update of this name.
     UnknownUpdate = "unknown_update",
     /// The arguments do not fit the update.

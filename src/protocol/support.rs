@@ -20,6 +20,7 @@ const BUILD: &[Feature] = &[
     Feature::SignalWaits,
     Feature::UpdateValidation,
     Feature::MemoUpserts,
+    Feature::MessageStreams,
     Feature::TypedSearchAttributes,
     Feature::ConditionWaitOccurrenceIdentity,
     Feature::LocalActivities,

@@ -191,7 +191,8 @@ impl<'a> Columns<'a> {
                 to.changed_progress
                     .push(header.last_progress_at.to_chrono());
                 to.changed_archived.push(header.archived);
-                to.changed_memo.push(header.memo.as_deref().map(RawValue::get));
+                to.changed_memo
+                    .push(header.memo.as_deref().map(RawValue::get));
                 to.changed_attributes
                     .push(header.search_attributes.as_deref().map(RawValue::get));
             }

@@ -5,6 +5,7 @@
 )]
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -48,6 +49,14 @@ pub struct MemoUpserted {
     pub sequence: Step,
     pub entries: Payload,
     pub merged: Payload,
+}
+
+/// The workflow has taken messages of a stream.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct MessageCursorAdvanced {
+    pub stream_key: Arc<str>,
+    pub previous_position: u64,
+    pub new_position: u64,
 }
 
 /// A member of a selection won.

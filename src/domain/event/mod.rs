@@ -92,7 +92,7 @@ bodies! {
     SignalReceived, SignalWaitOpened, SignalApplied,
     UpdateAccepted, UpdateRejected, UpdateApplied, UpdateCompleted,
     SideEffectRecorded, VersionMarkerRecorded, SearchAttributesUpserted, MemoUpserted,
-    SelectionResolved, SelectionOperationCancelled,
+    SelectionResolved, SelectionOperationCancelled, MessageCursorAdvanced,
     CancelRequested, TerminateRequested, ArchiveRequested,
     WorkflowCompleted, WorkflowFailed, WorkflowCancelled, WorkflowTerminated, WorkflowTimedOut,
     WorkflowArchived,

@@ -102,9 +102,8 @@ pub(super) fn upsert_memo(draft: &mut Draft<'_>, entries: Payload) -> Result<(),
     }
     let mut merged = draft.state.memo.entries();
     merged.merge(&changes);
-    let limit = |current: usize, configured: u64| {
-        within(current as u64, configured, LimitKind::MemoSize)
-    };
+    let limit =
+        |current: usize, configured: u64| within(current as u64, configured, LimitKind::MemoSize);
     if merged.len() > MAX_MEMO_ENTRIES {
         return Err(invalid(format!(
             "the memo would have {} entries; {MAX_MEMO_ENTRIES} are allowed",

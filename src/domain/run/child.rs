@@ -11,14 +11,16 @@ use super::super::command::{ClosePolicy, Failure, StartChild};
 use super::super::decision::Relay;
 use super::super::event::{
     Body, ChildEnd, ChildKeys, ChildRunCancelled, ChildRunCompleted, ChildRunFailed,
-    ChildRunStarted, ChildRunTerminated, ChildWorkflowScheduled, Json, ParentClosePolicyApplied,
+    ChildRunStarted, ChildRunTerminated, ChildWorkflowScheduled, Event, Json,
+    ParentClosePolicyApplied,
 };
 use super::super::ids::{Part, RunId, Step, WorkflowId, part_id};
 use super::super::limits::LimitKind;
-use super::super::parallel::GroupFields;
+use super::super::parallel::{GroupFields, StepKind};
 use super::super::time::Timestamp;
 use super::draft::Draft;
-use super::fact::{Begun, Contract, ParentLink};
+use super::fact::{Begun, Contract, ParentLink, Resume};
+use super::fold::StepEnd;
 use super::outcome::{Refusal, Reply, Verdict};
 use super::start::start_successor;
 use super::state::{Child, RunState};
@@ -136,7 +138,7 @@ pub(super) fn start(draft: &mut Draft<'_>, step: Step, command: StartChild) -> R
         })),
         ..(*parent).clone()
     };
-    let started = start_successor(run, begun, [], now, now, draft.settings);
+    let started = start_successor(run, begun, [], Vec::new(), now, now, draft.settings);
     draft.created.push(started.write);
     Ok(())
 }
@@ -270,13 +272,15 @@ pub(super) fn next_try(draft: &Draft<'_>, failure: &Failure) -> Option<NextTry> 
     let old = &draft.state.begun;
     let link = old.parent.as_deref()?;
     let policy = link.policy.as_ref()?;
-    if failure.non_retryable || policy.is_final(failure.kind.as_deref(), failure.class.as_deref())
-    {
+    if failure.non_retryable || policy.is_final(failure.kind.as_deref(), failure.class.as_deref()) {
         return None;
     }
     let backoff = policy.backoff_after(link.attempt)?;
     let available_at = now.plus_seconds(backoff);
-    if old.execution_deadline_at.is_some_and(|at| at <= available_at) {
+    if old
+        .execution_deadline_at
+        .is_some_and(|at| at <= available_at)
+    {
         return None;
     }
     let begun = Begun {
@@ -307,6 +311,7 @@ pub(super) fn report_end(draft: &mut Draft<'_>, next: Option<NextTry>) {
             next.run,
             next.begun,
             [],
+            draft.state.streams_to_carry(),
             next.available_at,
             draft.now,
             draft.settings,
@@ -377,4 +382,56 @@ fn keys(run: RunId, child: &Child) -> ChildKeys {
         child_workflow_type: Arc::clone(&child.workflow_type),
         group: GroupFields::from(child.path.as_ref()),
     }
+}
+
+impl RunState {
+    pub(super) fn apply_to_child(&mut self, event: &Event) {
+        match &event.body {
+            Body::ChildWorkflowScheduled(scheduled) => {
+                let keys = &scheduled.keys;
+                let path = keys.group.path();
+                self.record_step(keys.sequence, StepKind::Child, path.as_ref());
+                let policy = &scheduled.parent_close_policy;
+                self.children.insert(
+                    keys.sequence,
+                    Arc::new(Child {
+                        step: keys.sequence,
+                        run: keys.child_workflow_run_id,
+                        workflow_id: keys.child_workflow_instance_id.clone(),
+                        workflow_type: Arc::clone(&keys.child_workflow_type),
+                        close_policy: ClosePolicy::from_word(policy).unwrap_or_default(),
+                        path,
+                    }),
+                );
+            }
+            Body::ChildRunCompleted(end) => self.end_child(&end.keys, event, false),
+            Body::ChildRunFailed(end) => self.end_child(keys_of(&end.0), event, true),
+            Body::ChildRunCancelled(end) => self.end_child(keys_of(&end.0), event, true),
+            Body::ChildRunTerminated(end) => self.end_child(keys_of(&end.0), event, true),
+            _ => {}
+        }
+    }
+
+    fn end_child(&mut self, keys: &ChildKeys, event: &Event, failed: bool) {
+        let Some(child) = self.children.remove(&keys.sequence) else {
+            return;
+        };
+        self.end_step(
+            event,
+            StepEnd {
+                path: child.path.as_ref(),
+                failed,
+                identity: &child.run.to_string(),
+                resume: Resume::Child {
+                    step: child.step,
+                    run: child.run,
+                    event: event.body.event_type().into(),
+                },
+            },
+        );
+    }
+}
+
+fn keys_of(end: &ChildEnd) -> &ChildKeys {
+    &end.keys
 }

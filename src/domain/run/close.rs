@@ -8,8 +8,8 @@ use crate::payload::{Codec, Payload};
 use super::super::command::Failure;
 use super::super::decision::{TaskEffect, TimerKind};
 use super::super::event::{
-    Body, CancelRequested, ClosedFromOutside, Request, TerminateRequested, WorkflowCancelled,
-    WorkflowCompleted, WorkflowFailed, WorkflowTerminated, WorkflowTimedOut,
+    Body, CancelRequested, ClosedFromOutside, Event, Request, TerminateRequested,
+    WorkflowCancelled, WorkflowCompleted, WorkflowFailed, WorkflowTerminated, WorkflowTimedOut,
 };
 use super::super::ids::{Part, TaskNo, WorkerId};
 use super::super::lease::Hold;
@@ -17,6 +17,7 @@ use super::draft::Draft;
 use super::fact::{CommandKind, Fact};
 use super::outcome::{Refusal, Reply, Verdict};
 use super::start::deadline;
+use super::state::{CloseFailure, RunState};
 use super::status::CloseReason;
 use super::steps::invalid;
 use super::{activity, child, held, timer};
@@ -310,4 +311,50 @@ pub(super) fn fail(draft: &mut Draft<'_>, failure: Failure) -> Result<(), Refusa
     });
     child::report_end(draft, next);
     Ok(())
+}
+
+impl RunState {
+    pub(super) fn apply_end(&mut self, event: &Event) {
+        match &event.body {
+            Body::WorkflowCompleted(end) => self.end(event, CloseReason::Completed, |close| {
+                close.output = Some(end.output.clone());
+            }),
+            Body::WorkflowFailed(end) => self.end(event, CloseReason::Failed, |close| {
+                close.continued_to = end.retried_as_run_id;
+                close.failure = Some(CloseFailure {
+                    message: end.message.as_str().into(),
+                    kind: end.exception_type.as_deref().map(Arc::from),
+                    class: end.exception_class.as_deref().map(Arc::from),
+                    category: end.failure_category.as_ref().into(),
+                    non_retryable: end.non_retryable,
+                    exception: end.exception.clone(),
+                });
+            }),
+            Body::WorkflowCancelled(end) => self.end(event, CloseReason::Cancelled, |close| {
+                close.detail.clone_from(&end.0.reason);
+            }),
+            Body::WorkflowTerminated(end) => self.end(event, CloseReason::Terminated, |close| {
+                close.detail.clone_from(&end.0.reason);
+            }),
+            Body::WorkflowTimedOut(end) => self.end(event, CloseReason::TimedOut, |close| {
+                close.continued_to = end.retried_as_run_id;
+                close.detail = Some(end.timeout_kind.as_ref().into());
+                close.failure = Some(CloseFailure {
+                    message: end.message.as_str().into(),
+                    kind: None,
+                    class: Some(end.exception_class.as_ref().into()),
+                    category: end.failure_category.as_ref().into(),
+                    non_retryable: false,
+                    exception: None,
+                });
+            }),
+            Body::WorkflowContinuedAsNew(end) => {
+                self.next_step = end.sequence + 1;
+                self.end(event, CloseReason::Continued, |close| {
+                    close.continued_to = Some(end.continued_to_run_id);
+                });
+            }
+            _ => {}
+        }
+    }
 }

@@ -8,14 +8,17 @@ use std::sync::Arc;
 use super::super::command::OpenConditionWait;
 use super::super::decision::{TimerKey, TimerKind};
 use super::super::event::{
-    ConditionKeys, ConditionWaitOpened, ConditionWaitSatisfied, ConditionWaitTimedOut,
+    Body, ConditionKeys, ConditionWaitOpened, ConditionWaitSatisfied, ConditionWaitTimedOut, Event,
     TimerCancelled, TimerFired, TimerKeys, TimerScheduled,
 };
+use super::super::features;
 use super::super::ids::{Part, RunId, Step, part_id};
-use super::super::parallel::GroupFields;
+use super::super::parallel::{GroupFields, StepKind};
 use super::super::time::Timestamp;
 use super::draft::Draft;
-use super::state::{Condition, ConditionIdentity};
+use super::fact::Resume;
+use super::fold::StepEnd;
+use super::state::{Condition, ConditionIdentity, Lapsed, RunState};
 
 /// Deadlines of waits that are over, for the same wait if it is opened again.
 #[derive(Default)]
@@ -69,9 +72,8 @@ pub(super) fn settle(draft: &mut Draft<'_>, seen: u64) -> Carried {
 /// having seen it. Such a command is ignored.
 pub(super) fn is_repeat(draft: &Draft<'_>, command: &OpenConditionWait, seen: u64) -> bool {
     let identity = ConditionIdentity::from(command);
-    let open = |condition: &Arc<Condition>| {
-        condition.path.is_none() && condition.identity == identity
-    };
+    let open =
+        |condition: &Arc<Condition>| condition.path.is_none() && condition.identity == identity;
     command.path.is_none()
         && (draft.state.conditions.values().any(open)
             || draft
@@ -225,6 +227,75 @@ impl From<&OpenConditionWait> for ConditionIdentity {
             key: command.key.clone(),
             fingerprint: command.fingerprint.clone(),
             occurrence: command.occurrence.clone(),
+        }
+    }
+}
+
+impl RunState {
+    pub(super) fn apply_to_condition(&mut self, event: &Event) {
+        match &event.body {
+            Body::ConditionWaitOpened(opened) => {
+                let path = opened.group.path();
+                let identity = ConditionIdentity::from(&opened.condition);
+                self.record_step(opened.sequence, StepKind::Condition, path.as_ref());
+                if identity.occurrence.is_some() {
+                    self.needs |= features::OCCURRENCE;
+                }
+                self.conditions.insert(
+                    opened.sequence,
+                    Arc::new(Condition {
+                        step: opened.sequence,
+                        identity,
+                        timeout_seconds: opened.timeout_seconds,
+                        deadline: None,
+                        opened_at: event.sequence,
+                        path,
+                    }),
+                );
+            }
+            Body::ConditionWaitSatisfied(satisfied) => {
+                // The task in which this is found out goes on by itself, so it wakes nobody, unless
+                // the wait is one of several.
+                if let Some(condition) = self.conditions.remove(&satisfied.sequence)
+                    && condition.path.is_some()
+                {
+                    self.end_condition(&condition, event);
+                }
+            }
+            Body::ConditionWaitTimedOut(lapsed) => {
+                if let Some(condition) = self.conditions.remove(&lapsed.sequence) {
+                    self.lapsed.push(Arc::new(Lapsed {
+                        identity: condition.identity.clone(),
+                        event: event.sequence,
+                    }));
+                    self.end_condition(&condition, event);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn end_condition(&mut self, condition: &Condition, event: &Event) {
+        self.end_step(
+            event,
+            StepEnd {
+                path: condition.path.as_ref(),
+                failed: false,
+                identity: &part_id(self.id, Part::Wait, condition.step.into()),
+                resume: Resume::Condition {
+                    step: condition.step,
+                },
+            },
+        );
+    }
+}
+
+impl From<&ConditionKeys> for ConditionIdentity {
+    fn from(keys: &ConditionKeys) -> Self {
+        Self {
+            key: keys.condition_key.clone(),
+            fingerprint: keys.condition_definition_fingerprint.clone(),
+            occurrence: keys.condition_wait_occurrence_id.clone(),
         }
     }
 }

@@ -47,7 +47,8 @@ pub(super) fn continue_as_new(draft: &mut Draft<'_>, command: ContinueAsNew) {
         workflow_link_id,
         closed_reason: CloseReason::Continued.as_str().into(),
     });
-    let successor = start_successor(run_id, begun, inputs, now, now, draft.settings);
+    let streams = draft.state.streams_to_carry();
+    let successor = start_successor(run_id, begun, inputs, streams, now, now, draft.settings);
     draft.created.push(successor.write);
 }
 

@@ -13,6 +13,7 @@ use super::super::ids::{
 };
 use super::super::retry::Policy;
 use super::super::time::Timestamp;
+use super::stream::{Message, Stream};
 
 /// One fact.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -54,6 +55,45 @@ pub enum Fact {
     SignalHeld(Signal),
     /// An update was accepted and waits for the open workflow task to close.
     UpdateHeld(Update),
+    /// A message of a stream was accepted.
+    MessageTaken {
+        /// The stream.
+        stream: Arc<str>,
+        /// The message.
+        message: Message,
+        /// When.
+        at: Timestamp,
+    },
+    /// A message came again with the same content.
+    MessageRepeated {
+        /// The stream.
+        stream: Arc<str>,
+        /// The message's name.
+        id: Arc<str>,
+        /// When.
+        at: Timestamp,
+    },
+    /// Messages of a stream are recorded next.
+    MessagesDelivered {
+        /// The stream.
+        stream: Arc<str>,
+        /// Position of the last of them.
+        through: u64,
+    },
+    /// The streams that the workflow waits for now; these and no others.
+    StreamsWaited {
+        /// Stream, and the position behind which it waits.
+        waits: Vec<(Arc<str>, u64)>,
+        /// Since when.
+        since: Timestamp,
+    },
+    /// A stream of the run before this one.
+    StreamCarried {
+        /// The stream.
+        stream: Arc<str>,
+        /// How it stands.
+        carried: Box<Stream>,
+    },
     /// The workflow declared types of search attributes.
     TypesDeclared,
     /// The run closed under a workflow task that a worker held.
@@ -187,7 +227,7 @@ pub struct Command {
     pub n: u64,
     /// What it asked for.
     pub kind: CommandKind,
-    /// Name of the signal or update.
+    /// Name of the signal, update or stream.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub name: Option<Arc<str>>,
     /// The caller's key.
@@ -207,6 +247,8 @@ pub enum CommandKind {
     Signal,
     /// Update.
     Update,
+    /// Message of a stream.
+    Message,
     /// Cancel.
     Cancel,
     /// Terminate.
@@ -222,6 +264,7 @@ impl CommandKind {
             Self::Start => "start",
             Self::Signal => "signal",
             Self::Update => "update",
+            Self::Message => "message",
             Self::Cancel => "cancel",
             Self::Terminate => "terminate",
             Self::Archive => "archive",

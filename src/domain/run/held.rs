@@ -4,12 +4,13 @@ use super::super::ids::TaskNo;
 use super::draft::Draft;
 use super::fact::Resume;
 use super::state::Held;
-use super::{signal, update};
+use super::{signal, stream, update};
 
 /// The number of the task that follows when the open one closes, if one does: something is held, or
 /// the history holds something that the workflow's code has not acted on.
 pub(super) fn task_after(draft: &Draft<'_>, acted_on: u64) -> Option<TaskNo> {
-    let follows = !draft.state.held.is_empty() || draft.state.last_wake > acted_on;
+    let state = &draft.state;
+    let follows = !state.held.is_empty() || state.last_wake > acted_on || stream::is_due(state);
     follows.then_some(draft.state.next_task)
 }
 
@@ -18,6 +19,7 @@ pub(super) fn task_after(draft: &Draft<'_>, acted_on: u64) -> Option<TaskNo> {
 pub(super) fn go_on(draft: &mut Draft<'_>) {
     while draft.state.last_wake <= draft.state.acted_on {
         match draft.state.held.front().map(|held| (**held).clone()) {
+            None if stream::deliver(draft) => {}
             None => return,
             Some(Held::Signal(held)) => signal::record(draft, &held),
             Some(Held::Update(held)) => {
@@ -30,6 +32,7 @@ pub(super) fn go_on(draft: &mut Draft<'_>) {
     while let Some(Held::Signal(held)) = draft.state.held.front().map(|held| (**held).clone()) {
         signal::record(draft, &held);
     }
+    stream::deliver(draft);
     let resume = draft.state.last_resume.clone().unwrap_or(Resume::Unseen);
     draft.open_workflow_task(resume);
 }

@@ -24,6 +24,7 @@ mod start;
 mod state;
 mod status;
 mod steps;
+mod stream;
 mod timer;
 mod update;
 mod workflow_task;
@@ -32,8 +33,8 @@ mod workflow_task;
 mod tests;
 
 pub use activity::{ActivityOutcome, ActivityReport, Beat, Overdue, OverdueKind, started_event};
-pub use attributes::{Attributes, Memo};
 pub(crate) use attributes::is_attribute_name;
+pub use attributes::{Attributes, Memo};
 pub use child::{ChildClosed, ChildFailure, ChildOutcome};
 pub use close::{CloseRequest, ObservedLease};
 pub use fact::{
@@ -49,8 +50,13 @@ pub use state::{
     WorkflowTask,
 };
 pub use status::{CloseReason, Status};
+pub use stream::{
+    MESSAGE_SIGNAL, Message, MessageRequest, Stream, StreamReport, StreamWait, message_key,
+};
 pub use update::Rejection;
 pub use workflow_task::{TaskFailure, WorkflowTaskReport};
+
+use std::sync::Arc;
 
 use super::command::Command as WorkerCommand;
 use super::decision::TimerKey;
@@ -89,6 +95,8 @@ pub enum Input {
         report: WorkflowTaskReport,
         /// What it asks for.
         commands: Vec<WorkerCommand>,
+        /// What it says about message streams.
+        streams: StreamReport,
     },
     /// A worker could not process a workflow task, or has nothing to do.
     FailWorkflowTask {
@@ -130,6 +138,15 @@ pub enum Input {
     Signal(InputRequest),
     /// An update arrived.
     Update(InputRequest),
+    /// A message of a stream arrived.
+    Message(MessageRequest),
+    /// A message of a stream arrived again.
+    MessageRepeated {
+        /// The stream.
+        stream: Arc<str>,
+        /// The message's name.
+        id: Arc<str>,
+    },
     /// A validator refused an update.
     RejectUpdate(InputRequest, Rejection),
     /// A child reached its end.
@@ -154,9 +171,11 @@ pub fn decide(
 ) -> Result<Verdict, Refusal> {
     let draft = Draft::new(state.clone(), now, settings);
     match input {
-        Input::CompleteWorkflowTask { report, commands } => {
-            workflow_task::complete(draft, report, commands)
-        }
+        Input::CompleteWorkflowTask {
+            report,
+            commands,
+            streams,
+        } => workflow_task::complete(draft, report, commands, streams),
         Input::FailWorkflowTask { report, failure } => workflow_task::fail(draft, report, failure),
         Input::AttemptStarted { no, attempt, owner } => {
             activity::attempt_started(draft, no, attempt, owner)
@@ -170,6 +189,8 @@ pub fn decide(
         Input::TimersDue { keys, lease } => timer::due(draft, &keys, &lease),
         Input::Signal(request) => signal::accept(draft, request),
         Input::Update(request) => update::accept(draft, request),
+        Input::Message(request) => stream::accept(draft, request),
+        Input::MessageRepeated { stream, id } => stream::repeated(draft, stream, id),
         Input::RejectUpdate(request, rejection) => update::reject(draft, request, rejection),
         Input::ChildClosed(closed) => child::closed(draft, closed),
         Input::Cancel(request) => close::cancel(draft, request),

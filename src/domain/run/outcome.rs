@@ -53,6 +53,11 @@ pub enum Reply {
         /// The update.
         id: Arc<str>,
     },
+    /// A message of a stream was accepted.
+    MessageTaken {
+        /// Its place in the stream.
+        position: u64,
+    },
     /// The run was closed by a command.
     Closed {
         /// Number of the command.
@@ -96,6 +101,13 @@ pub enum Refusal {
     InvalidCommands(String),
     /// The entries of a memo cannot be merged.
     InvalidMemo(String),
+    /// What a completion says about message streams is not so.
+    InvalidStreams {
+        /// The field at fault.
+        field: String,
+        /// What is wrong with it.
+        why: String,
+    },
     /// A structural limit is reached.
     Limit {
         /// Which.

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::super::event::{SelectionOperationCancelled, SelectionResolved};
-use super::super::ids::{Part, part_id};
-use super::super::parallel::{Path, Resolution};
+use super::super::ids::{Part, Step, part_id};
+use super::super::parallel::{LeafEnd, Path, Resolution};
 use super::draft::Draft;
 use super::outcome::Refusal;
 use super::state::RunState;
@@ -129,18 +129,83 @@ impl Open {
             timers: timers.filter(|t| is_member(&t.path)).cloned().collect(),
             children: children.filter(|c| is_member(&c.path)).cloned().collect(),
             conditions: conditions.filter(|c| is_member(&c.path)).cloned().collect(),
-            signal_waits: signal_waits.filter(|w| is_member(&w.path)).cloned().collect(),
+            signal_waits: signal_waits
+                .filter(|w| is_member(&w.path))
+                .cloned()
+                .collect(),
         }
     }
 
     /// The identity of the one operation that is open.
     fn identity(&self, run: super::super::ids::RunId) -> Option<String> {
         let numbered = |part, n: u32| part_id(run, part, n.into());
-        let activity = self.activities.first().map(|a| numbered(Part::Activity, a.no));
+        let activity = self
+            .activities
+            .first()
+            .map(|a| numbered(Part::Activity, a.no));
         let timer = self.timers.first().map(|t| numbered(Part::Timer, t.step));
         let child = self.children.first().map(|c| c.run.to_string());
-        let condition = self.conditions.first().map(|c| numbered(Part::Wait, c.step));
-        let wait = self.signal_waits.first().map(|w| numbered(Part::Wait, w.step));
+        let condition = self
+            .conditions
+            .first()
+            .map(|c| numbered(Part::Wait, c.step));
+        let wait = self
+            .signal_waits
+            .first()
+            .map(|w| numbered(Part::Wait, w.step));
         activity.or(timer).or(child).or(condition).or(wait)
     }
+}
+
+impl RunState {
+    /// A selection gave a member up: what is open of it neither wakes nor decides anything.
+    pub(super) fn give_up_member(&mut self, cancelled: &SelectionOperationCancelled) {
+        let member = cancelled.member_base_sequence;
+        let Some(base) = self.group_of_member(member) else {
+            return;
+        };
+        if let Some(group) = self.groups.get_mut(&base) {
+            Arc::make_mut(group).cancel(member);
+        }
+        // The waits of the member have no event of their own.
+        let conditions: Vec<Step> =
+            steps_of(self.conditions.values().map(|c| (c.step, &c.path)), member);
+        let waits: Vec<Step> = steps_of(
+            self.signal_waits.values().map(|w| (w.step, &w.path)),
+            member,
+        );
+        for step in conditions {
+            self.conditions.remove(&step);
+            self.close_quietly(base, step);
+        }
+        for step in waits {
+            self.signal_waits.remove(&step);
+            self.close_quietly(base, step);
+        }
+    }
+
+    /// The outermost group in which `member` is a member of a selection.
+    fn group_of_member(&self, member: Step) -> Option<Step> {
+        self.groups
+            .iter()
+            .find(|(_, group)| group.selected(member).next().is_some())
+            .map(|(base, _)| *base)
+    }
+
+    fn close_quietly(&mut self, base: Step, step: Step) {
+        let last = self.last_event();
+        if let Some(group) = self.groups.get_mut(&base) {
+            let group = Arc::make_mut(group);
+            let path = group.path_at(step).cloned();
+            if let Some(path) = path {
+                group.close_leaf(&path, &LeafEnd::quiet(last));
+            }
+        }
+    }
+}
+
+fn steps_of<'a>(open: impl Iterator<Item = (Step, &'a Option<Path>)>, member: Step) -> Vec<Step> {
+    open.filter(|(_, path)| path.as_ref().is_some_and(|path| path.is_of_member(member)))
+        .map(|(step, _)| step)
+        .collect()
 }

@@ -8,16 +8,19 @@ use crate::payload::{Codec, Payload};
 use super::super::command::OpenSignalWait;
 use super::super::decision::{TimerKey, TimerKind};
 use super::super::event::{
-    SignalApplied, SignalReceived, SignalWaitOpened, TimerCancelled, TimerFired, TimerKeys,
-    TimerScheduled,
+    Body, Event, SignalApplied, SignalReceived, SignalWaitOpened, TimerCancelled, TimerFired,
+    TimerKeys, TimerScheduled,
 };
+use super::super::features;
 use super::super::ids::{Part, RunId, Step, part_id};
 use super::super::limits::LimitKind;
-use super::super::parallel::GroupFields;
+use super::super::parallel::{GroupFields, StepKind};
 use super::draft::Draft;
-use super::fact::{CommandKind, Digest, Fact, Signal};
+use super::fact::{CommandKind, Digest, Fact, Resume, Signal};
+use super::fold::StepEnd;
 use super::outcome::{Refusal, Reply, Verdict};
-use super::state::SignalWait;
+use super::state::{Held, RunState, SignalWait};
+use super::stream::MESSAGE_SIGNAL;
 use super::workflow_task::within;
 
 /// A signal or an update as the control plane took it.
@@ -214,4 +217,82 @@ fn timer_keys(run: RunId, wait: &SignalWait) -> Option<TimerKeys> {
         signal_name: Some(Arc::clone(&wait.name)),
         group: GroupFields::from(wait.path.as_ref()),
     })
+}
+
+impl RunState {
+    pub(super) fn apply_to_signals(&mut self, event: &Event) {
+        match &event.body {
+            Body::SignalReceived(received) if *received.signal_name == *MESSAGE_SIGNAL => {
+                self.needs |= features::STREAMS;
+                self.last_input = event.sequence;
+                self.wake(event.sequence, Resume::Unseen);
+            }
+            Body::SignalReceived(received) => {
+                let signal = match self.held.front().map(|held| &**held) {
+                    Some(Held::Signal(held)) if held.id() == received.signal_id => {
+                        let held = held.clone();
+                        self.held.pop_front();
+                        held
+                    }
+                    _ => {
+                        self.signals += 1;
+                        Signal {
+                            n: self.commands,
+                            run: self.id,
+                            name: Arc::clone(&received.signal_name),
+                            arguments: received.arguments.clone(),
+                        }
+                    }
+                };
+                self.last_input = event.sequence;
+                let resume = Resume::Signal {
+                    n: signal.n,
+                    run: signal.run,
+                    name: Arc::clone(&signal.name),
+                };
+                Arc::make_mut(&mut self.unapplied).push_back(Arc::new(signal));
+                self.wake(event.sequence, resume);
+            }
+            Body::SignalWaitOpened(opened) => {
+                let path = opened.group.path();
+                self.record_step(opened.sequence, StepKind::SignalWait, path.as_ref());
+                if !self.awaited_names.contains(&opened.signal_name) {
+                    Arc::make_mut(&mut self.awaited_names).insert(Arc::clone(&opened.signal_name));
+                }
+                self.signal_waits.insert(
+                    opened.sequence,
+                    Arc::new(SignalWait {
+                        step: opened.sequence,
+                        name: Arc::clone(&opened.signal_name),
+                        timeout_seconds: opened.timeout_seconds,
+                        deadline: None,
+                        path,
+                    }),
+                );
+            }
+            Body::SignalApplied(applied) => {
+                Arc::make_mut(&mut self.unapplied).retain(|s| s.id() != applied.signal_id);
+                if let Some(wait) = self.signal_waits.remove(&applied.sequence) {
+                    self.end_signal_wait(&wait, event);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    pub(super) fn end_signal_wait(&mut self, wait: &SignalWait, event: &Event) {
+        self.end_step(
+            event,
+            StepEnd {
+                path: wait.path.as_ref(),
+                failed: false,
+                identity: &part_id(self.id, Part::Wait, wait.step.into()),
+                resume: Resume::SignalWait {
+                    step: wait.step,
+                    name: Arc::clone(&wait.name),
+                    event: event.body.event_type().into(),
+                },
+            },
+        );
+    }
 }

@@ -12,6 +12,7 @@ use super::Settings;
 use super::draft::Draft;
 use super::fact::{Begun, CommandKind, Contract, Fact, ParentLink, Resume};
 use super::state::{Held, RunState};
+use super::stream::{self, Stream};
 
 /// A start as the control plane accepted it.
 #[derive(Clone, Debug)]
@@ -103,12 +104,14 @@ pub(super) fn start_successor(
     run: RunId,
     begun: Begun,
     held: impl IntoIterator<Item = Held>,
+    streams: Vec<(Arc<str>, Stream)>,
     available_at: Timestamp,
     now: Timestamp,
     settings: &Settings,
 ) -> Decision {
     let mut draft = begin(run, begun, now, settings);
     announce(&mut draft, None);
+    stream::carry_over(&mut draft, streams);
     draft.open_workflow_task_at(Resume::Start, available_at);
     for input in held {
         draft.note(match input {

@@ -16,6 +16,7 @@ use super::super::time::Timestamp;
 use super::attributes::{Attributes, Memo};
 use super::fact::{Begun, Command, Digest, Receipt, ReportKind, Resume, Signal, Update};
 use super::status::{CloseReason, Status};
+use super::stream::Stream;
 
 /// How a run closed.
 #[derive(Clone, Debug)]
@@ -277,6 +278,8 @@ pub struct RunState {
     pub update: Option<Arc<Update>>,
     /// The most recent updates that have one.
     pub answered: VecDeque<Answered>,
+    /// Message streams of the workflow.
+    pub streams: Arc<BTreeMap<Arc<str>, Stream>>,
     /// Values that the workflow shows to callers.
     pub memo: Arc<Memo>,
     /// Values that callers search by.
@@ -335,6 +338,7 @@ impl RunState {
             held: VecDeque::new(),
             update: None,
             answered: VecDeque::new(),
+            streams: Arc::default(),
             signals: 0,
             commands: 0,
             recent_commands: VecDeque::new(),

@@ -2,15 +2,19 @@
 
 use super::super::command::StartTimer;
 use super::super::decision::{TimerKey, TimerKind};
-use super::super::event::{TimerCancelled, TimerFired, TimerKeys, TimerScheduled};
+use super::super::event::{Body, Event, TimerCancelled, TimerFired, TimerKeys, TimerScheduled};
+use std::sync::Arc;
+
 use super::super::ids::{Part, Step, part_id};
-use super::super::parallel::GroupFields;
+use super::super::parallel::{GroupFields, StepKind};
 use super::close::{self, ObservedLease};
 use super::draft::Draft;
-use super::{condition, signal};
+use super::fact::Resume;
+use super::fold::StepEnd;
 use super::outcome::{Refusal, Reply, Verdict};
 use super::state::{RunState, Timer};
 use super::{Settings, activity};
+use super::{condition, signal};
 
 /// Records a timer. One without delay is fired by the caller in the same decision.
 pub(super) fn schedule(draft: &mut Draft<'_>, step: Step, command: StartTimer) {
@@ -82,9 +86,18 @@ pub(super) fn cancel(draft: &mut Draft<'_>, timer: &Timer) {
 /// Removes the rows of all open timers; the run closes by itself and records nothing for them.
 pub(super) fn drop_rows(draft: &mut Draft<'_>) {
     let state = &draft.state;
-    let timers = state.timers.values().filter(|timer| timer.delay_seconds > 0);
-    let conditions = state.conditions.values().filter(|wait| wait.deadline.is_some());
-    let waits = state.signal_waits.values().filter(|wait| wait.deadline.is_some());
+    let timers = state
+        .timers
+        .values()
+        .filter(|timer| timer.delay_seconds > 0);
+    let conditions = state
+        .conditions
+        .values()
+        .filter(|wait| wait.deadline.is_some());
+    let waits = state
+        .signal_waits
+        .values()
+        .filter(|wait| wait.deadline.is_some());
     let rows: Vec<TimerKey> = timers
         .map(|timer| row(timer.step))
         .chain(conditions.map(|wait| condition::row(wait.step)))
@@ -168,4 +181,51 @@ pub(super) fn check_limit(draft: &Draft<'_>, settings: &Settings) -> Result<(), 
         settings.limits.pending_timers,
         super::super::limits::LimitKind::PendingTimers,
     )
+}
+
+impl RunState {
+    pub(super) fn apply_to_timer(&mut self, event: &Event) {
+        match &event.body {
+            Body::TimerScheduled(scheduled) => {
+                let timer = &scheduled.timer;
+                if let Some(condition) = self.conditions.get_mut(&timer.sequence) {
+                    Arc::make_mut(condition).deadline = Some(timer.fire_at);
+                } else if let Some(wait) = self.signal_waits.get_mut(&timer.sequence) {
+                    Arc::make_mut(wait).deadline = Some(timer.fire_at);
+                } else {
+                    let path = timer.group.path();
+                    self.record_step(timer.sequence, StepKind::Timer, path.as_ref());
+                    self.timers.insert(
+                        timer.sequence,
+                        Arc::new(Timer {
+                            step: timer.sequence,
+                            delay_seconds: timer.delay_seconds,
+                            fire_at: timer.fire_at,
+                            path,
+                        }),
+                    );
+                }
+            }
+            Body::TimerFired(fired) => {
+                let step = fired.timer.sequence;
+                if let Some(timer) = self.timers.remove(&step) {
+                    self.end_step(
+                        event,
+                        StepEnd {
+                            path: timer.path.as_ref(),
+                            failed: false,
+                            identity: &fired.timer.timer_id,
+                            resume: Resume::Timer { step },
+                        },
+                    );
+                } else if let Some(wait) = self.signal_waits.remove(&step) {
+                    self.end_signal_wait(&wait, event);
+                }
+            }
+            Body::TimerCancelled(cancelled) => {
+                self.timers.remove(&cancelled.timer.sequence);
+            }
+            _ => {}
+        }
+    }
 }

@@ -7,15 +7,17 @@ use crate::payload::{Codec, Payload};
 
 use super::super::command::{Failure, UpdateAnswer};
 use super::super::event::{
-    Json, UpdateAccepted, UpdateApplied, UpdateCompleted, UpdateFailure, UpdateKeys, UpdateRejected,
+    Body, Event, Json, UpdateAccepted, UpdateApplied, UpdateCompleted, UpdateFailure, UpdateKeys,
+    UpdateRejected,
 };
 use super::super::ids::{Part, part_id};
-use super::super::limits::LimitKind;
+use super::super::limits::{ANSWERS_KEPT, LimitKind};
 use super::draft::Draft;
 use super::fact::{CommandKind, Fact, Resume, Update};
+use super::fold::push_bounded;
 use super::outcome::{Refusal, Reply, Verdict};
 use super::signal::InputRequest;
-use super::state::Held;
+use super::state::{Answered, Held, RunState};
 use super::steps::invalid;
 use super::workflow_task::within;
 
@@ -180,11 +182,23 @@ pub(super) fn fail_open(draft: &mut Draft<'_>, closed_reason: &'static str) {
         ..Failure::default()
     };
     if let Some(update) = draft.state.update.clone() {
-        fail(draft, &update, failure.clone(), "application", Some(closed_reason));
+        fail(
+            draft,
+            &update,
+            failure.clone(),
+            "application",
+            Some(closed_reason),
+        );
     }
     while let Some(Held::Update(update)) = draft.state.held.front().map(|held| (**held).clone()) {
         record(draft, &update);
-        fail(draft, &update, failure.clone(), "application", Some(closed_reason));
+        fail(
+            draft,
+            &update,
+            failure.clone(),
+            "application",
+            Some(closed_reason),
+        );
     }
 }
 
@@ -220,5 +234,46 @@ fn keys(draft: &Draft<'_>, update: &Update) -> UpdateKeys {
         workflow_instance_id: draft.state.begun.workflow_id.clone(),
         workflow_run_id: draft.state.id,
         update_name: Arc::clone(&update.name),
+    }
+}
+
+impl RunState {
+    pub(super) fn apply_to_updates(&mut self, event: &Event) {
+        match &event.body {
+            Body::UpdateAccepted(accepted) => {
+                let update = match self.held.front().map(|held| &**held) {
+                    Some(Held::Update(held)) if held.id == accepted.keys.update_id => {
+                        let held = held.clone();
+                        self.held.pop_front();
+                        held
+                    }
+                    _ => Update {
+                        id: Arc::clone(&accepted.keys.update_id),
+                        n: self.commands,
+                        run: self.id,
+                        name: Arc::clone(&accepted.keys.update_name),
+                        arguments: accepted.arguments.clone(),
+                        at: event.recorded_at,
+                    },
+                };
+                self.update = Some(Arc::new(update));
+            }
+            Body::UpdateApplied(_) => {
+                self.last_input = event.sequence;
+                self.wake(event.sequence, Resume::Unseen);
+            }
+            Body::UpdateCompleted(completed) => {
+                self.update = None;
+                push_bounded(
+                    &mut self.answered,
+                    Answered {
+                        update_id: Arc::clone(&completed.keys.update_id),
+                        event: event.sequence,
+                    },
+                    ANSWERS_KEPT,
+                );
+            }
+            _ => {}
+        }
     }
 }

@@ -8,13 +8,14 @@ use super::super::lease::{Hold, after_blocked, after_report};
 use super::super::limits::{LimitKind, MAX_HISTORY_EVENTS};
 use super::super::parallel::StepKind;
 use super::super::time::Timestamp;
+use super::condition::Carried;
 use super::draft::Draft;
 use super::fact::{Digest, Fact, Receipt, ReportKind};
 use super::outcome::{Refusal, Reply, Verdict};
 use super::state::RunState;
 use super::status::CloseReason;
 use super::steps::{Numbered, Steps, invalid};
-use super::condition::Carried;
+use super::stream::{self, StreamReport};
 use super::{
     activity, attributes, child, close, condition, continue_as_new, held, local_activity, marker,
     selection, signal, timer, update,
@@ -98,6 +99,7 @@ pub(super) fn complete(
     mut draft: Draft<'_>,
     report: WorkflowTaskReport,
     commands: Vec<Command>,
+    streams: StreamReport,
 ) -> Result<Verdict, Refusal> {
     if let Some(reply) = admit(&draft, &report, ReportKind::Completed)? {
         return Ok(Verdict::Answer(reply));
@@ -121,6 +123,9 @@ pub(super) fn complete(
     } else {
         condition::settle(&mut draft, report.seen)
     };
+    if !for_update {
+        stream::report(&mut draft, streams)?;
+    }
     let (created, end) = run_commands(&mut draft, &report, commands, &carried)?;
     if for_update {
         update::fail_unanswered(&mut draft);

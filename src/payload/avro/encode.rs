@@ -64,7 +64,11 @@ pub(crate) fn read_text(json: &str) -> Result<Value, EncodeError> {
     }
 }
 
-pub(super) fn write_value(out: &mut Vec<u8>, value: &Value, depth: usize) -> Result<(), EncodeError> {
+pub(super) fn write_value(
+    out: &mut Vec<u8>,
+    value: &Value,
+    depth: usize,
+) -> Result<(), EncodeError> {
     match value {
         Value::Null => write_long(out, NULL),
         Value::Bool(flag) => {

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::domain::ids::{Part, WorkflowId, part_id};
-use crate::domain::run::{Close, RunState, Status};
+use crate::domain::run::{Close, Held, RunState, Status};
 use crate::domain::time::Timestamp;
 use crate::engine::RunView;
 use crate::payload::Payload;
@@ -114,8 +114,8 @@ fn describe(view: &RunView) -> Value {
         "output": shown(output),
         "input_envelope": begun.input,
         "output_envelope": output,
-        "memo": begun.memo,
-        "search_attributes": begun.search_attributes,
+        "memo": state.memo.shown,
+        "search_attributes": state.attributes.shown,
         "compatibility": begun.build_id,
         "compatibility_status": "compatible",
         "compatibility_supported_in_fleet": true,
@@ -130,8 +130,8 @@ fn describe(view: &RunView) -> Value {
         "archived": state.archived,
         "actions": {
             "can_signal": open,
-            "can_query": false,
-            "can_update": false,
+            "can_query": close.is_none_or(|close| close.reason.status() == Status::Completed),
+            "can_update": open,
             "can_cancel": open,
             "can_terminate": open,
             "can_repair": false,
@@ -140,8 +140,15 @@ fn describe(view: &RunView) -> Value {
         "commands_scope": "selected_run",
         "commands": commands(state),
         "updates_scope": "selected_run",
-        "updates": [],
+        "updates": updates(state),
         "pending_activities": activities(state),
+        "pending_children": children(state),
+        "parent": begun.parent.as_ref().map(|parent| json!({
+            "workflow_id": parent.workflow_id.as_str(),
+            "run_id": parent.run,
+            "sequence": parent.step,
+            "child_call_id": parent.call_id(),
+        })),
         "failures": [],
     });
     if let (Some(fields), Value::Object(more)) = (fields.as_object_mut(), more) {
@@ -190,9 +197,52 @@ fn commands(state: &RunState) -> Vec<Value> {
         .collect()
 }
 
+/// Open parts of one kind that a description shows.
+const SHOWN: usize = 100;
+
+/// Updates without an outcome.
+fn updates(state: &RunState) -> Vec<Value> {
+    let held = state.held.iter().filter_map(|held| match &**held {
+        Held::Update(update) => Some(update),
+        Held::Signal(_) => None,
+    });
+    state
+        .update
+        .as_deref()
+        .into_iter()
+        .chain(held)
+        .take(SHOWN)
+        .map(|update| {
+            json!({
+                "update_id": update.id,
+                "update_name": update.name,
+                "update_status": "accepted",
+                "command_id": part_id(update.run, Part::Command, update.n),
+                "accepted_at": update.at,
+            })
+        })
+        .collect()
+}
+
+fn children(state: &RunState) -> Vec<Value> {
+    state
+        .children
+        .values()
+        .take(SHOWN)
+        .map(|child| {
+            json!({
+                "sequence": child.step,
+                "child_call_id": part_id(state.id, Part::Call, child.step.into()),
+                "workflow_id": child.workflow_id.as_str(),
+                "run_id": child.run,
+                "workflow_type": child.workflow_type,
+                "parent_close_policy": child.close_policy.as_str(),
+            })
+        })
+        .collect()
+}
+
 fn activities(state: &RunState) -> Vec<Value> {
-    /// Open activities that a description shows.
-    const SHOWN: usize = 100;
     if state.close.is_some() {
         return Vec::new();
     }

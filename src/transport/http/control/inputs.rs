@@ -207,7 +207,9 @@ async fn update(
         refusal(error, &target, CommandKind::Update, request_id).with("update_name", name.as_str())
     };
     let engine = &call.api.engine;
-    let retained = engine.retained(&target, CommandKind::Update, &command).await;
+    let retained = engine
+        .retained(&target, CommandKind::Update, &command)
+        .await;
     let accepted = match retained.map_err(refused)? {
         Some(retained) => retained,
         None => {
@@ -227,10 +229,7 @@ async fn update(
     let (outcome, state) = engine
         .update_outcome(accepted.run, &update_id, until)
         .await?;
-    let accepted = Accepted {
-        state,
-        ..accepted
-    };
+    let accepted = Accepted { state, ..accepted };
     let mut fields = receipt(&accepted, &target, request_id, "");
     let (status, rest) = outcome_fields(outcome.as_ref(), wait.for_completion);
     if let (Some(fields), Value::Object(rest)) = (fields.as_object_mut(), rest) {

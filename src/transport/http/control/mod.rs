@@ -11,6 +11,7 @@ mod inputs;
 mod operation;
 mod queries;
 mod start;
+mod streams;
 
 use actix_web::http::StatusCode;
 use actix_web::web::{Data, Payload};
@@ -49,6 +50,9 @@ pub fn routes() -> scope::Scope<
         .service(inputs::signal_workflow_run)
         .service(inputs::update_workflow)
         .service(inputs::update_workflow_run)
+        .service(streams::append_message)
+        .service(streams::list_message_streams)
+        .service(streams::describe_message_stream)
         .service(queries::query_workflow)
         .service(queries::query_workflow_run)
         .service(commands::cancel_workflow)

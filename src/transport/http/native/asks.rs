@@ -300,7 +300,10 @@ async fn fail(
     }
     problems.text("failure.reason", &reason, MAX_REASON);
     let errors = said.validation_errors.filter(|raw| raw.get() != "null");
-    if errors.as_ref().is_some_and(|raw| !raw.get().starts_with('{')) {
+    if errors
+        .as_ref()
+        .is_some_and(|raw| !raw.get().starts_with('{'))
+    {
         problems.add("failure.validation_errors", "must be an object");
     }
     problems.into_result()?;
@@ -529,8 +532,7 @@ fn refusal(kind: TaskKind, task: &str, attempt: u32, refused: AskRefused) -> Fai
             } else {
                 Reason::StaleUpdateValidationCompletion
             };
-            conflict(reason, "The attempt is not the current one.")
-                .with("current_attempt", current)
+            conflict(reason, "The attempt is not the current one.").with("current_attempt", current)
         }
         AskRefused::Answered => {
             let reason = if query {

@@ -335,7 +335,10 @@ impl Reader<'_> {
                     .unwrap_or(&None),
             ),
         ] {
-            if value.as_ref().is_some_and(|text| text.chars().count() > MAX_ID) {
+            if value
+                .as_ref()
+                .is_some_and(|text| text.chars().count() > MAX_ID)
+            {
                 self.add(field, format!("must have at most {MAX_ID} characters"));
             }
         }
@@ -344,7 +347,10 @@ impl Reader<'_> {
         Some(OpenConditionWait {
             key: command.condition_key.map(Into::into),
             fingerprint: command.condition_definition_fingerprint.map(Into::into),
-            occurrence: command.condition_wait_occurrence_id.flatten().map(Into::into),
+            occurrence: command
+                .condition_wait_occurrence_id
+                .flatten()
+                .map(Into::into),
             timeout_seconds,
             path,
         })

@@ -231,6 +231,7 @@ pub fn workflow_refusal(refused: ReportRefused, holder: &Holder, outcome: &'stat
         ReportRefused::InvalidCommands(state, why) => conflict(Reason::InvalidCommands, &why)
             .with("run_id", state.id.to_string())
             .with("run_status", state.status().as_str()),
+        ReportRefused::InvalidStreams { field, why } => Failure::from(Problems::of(&field, why)),
         ReportRefused::InvalidMemo(why) => {
             let listed = json!({"entries": [why]});
             Failure::new(
@@ -346,6 +347,7 @@ pub fn activity_refusal(refused: ReportRefused, holder: &Holder, outcome: &'stat
         | ReportRefused::StaleAttempt
         | ReportRefused::RunTimedOut(_)
         | ReportRefused::InvalidMemo(_)
+        | ReportRefused::InvalidStreams { .. }
         | ReportRefused::InvalidCommands(..) => stale(),
     };
     failure

@@ -7,6 +7,7 @@ mod call;
 mod commands;
 mod leases;
 mod polls;
+mod streams;
 mod tasks;
 mod workers;
 mod workflow_tasks;

@@ -9,6 +9,7 @@ use serde_json::json;
 use crate::domain::routing::TaskKind;
 use crate::domain::run::{Reply, ReportKind, TaskFailure};
 use crate::engine::{Holder, Reported};
+use crate::protocol::feature::Feature;
 use crate::protocol::reason::Reason;
 use crate::protocol::replay;
 
@@ -19,7 +20,7 @@ use super::call::{Call, WorkerOnly};
 use super::commands::{self, CommandRequest};
 use super::leases::{self, Named};
 use super::polls::{self, PollBody};
-use super::tasks;
+use super::{streams, tasks};
 
 /// Waits for a workflow task.
 #[utoipa::path(tag = "workflow-tasks", operation_id = "pollWorkflowTask", request_body = PollBody,
@@ -241,31 +242,25 @@ async fn complete(
     let holder =
         leases::workflow_holder(&call.namespace, task, &named, body.workflow_task_attempt)?;
     let engine = &call.api.engine;
-    let worker = if commands::needs_registration(&sent) {
+    let streams_used = streams::is_used(&body.message_stream_cursors, &body.message_stream_waits);
+    let worker = if streams_used || commands::needs_registration(&sent) {
         engine.worker(&call.namespace, &holder.owner).await?
     } else {
         None
     };
     let offered = &call.api.commands;
     commands::gate(&sent, &call.version, offered, worker.as_deref(), &holder)?;
-    let commands = commands::read(sent, &call.version, offered)?;
-    let streams = [&body.message_stream_cursors, &body.message_stream_waits];
-    if streams
-        .iter()
-        .any(|sent| sent.as_ref().is_some_and(|sent| !sent.is_empty()))
-    {
-        return Err(Failure::new(
-            StatusCode::CONFLICT,
-            Reason::MessageStreamsUnavailable,
-            "This server has no message streams.",
-        )
-        .with("task_id", task)
-        .with("workflow_task_attempt", holder.attempt)
-        .with("outcome", "rejected")
-        .with("recorded", false));
+    if streams_used {
+        let offered = call
+            .api
+            .supported
+            .offers(&call.api.advertised, Feature::MessageStreams);
+        streams::gate(offered, &call.version, worker.as_deref(), &holder)?;
     }
+    let commands = commands::read(sent, &call.version, offered)?;
+    let streams = streams::read(&body.message_stream_cursors, &body.message_stream_waits)?;
     let reported = engine
-        .complete_workflow_task(holder.clone(), call.digest, commands)
+        .complete_workflow_task(holder.clone(), call.digest, commands, streams)
         .await;
     let reported = reported.map_err(|refused| {
         leases::workflow_refusal(refused, &holder, "completed")

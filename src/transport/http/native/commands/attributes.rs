@@ -76,8 +76,15 @@ impl Reader<'_> {
         }
         for (name, value) in &attributes {
             let typed = types.contains_key(name);
-            if !(if typed { is_typed_name(name) } else { is_attribute_name(name) }) {
-                self.add(&format!("attributes.{name}"), "is not a name that is allowed");
+            if !(if typed {
+                is_typed_name(name)
+            } else {
+                is_attribute_name(name)
+            }) {
+                self.add(
+                    &format!("attributes.{name}"),
+                    "is not a name that is allowed",
+                );
             }
             self.value(name, value);
         }
@@ -120,9 +127,7 @@ impl Reader<'_> {
             | ("float", Value::Number(_))
             | ("bool", Value::Bool(_)) => true,
             ("int", Value::Number(number)) => number.is_i64() || number.is_u64(),
-            ("datetime", Value::String(text)) => {
-                chrono::DateTime::parse_from_rfc3339(text).is_ok()
-            }
+            ("datetime", Value::String(text)) => chrono::DateTime::parse_from_rfc3339(text).is_ok(),
             _ => false,
         };
         if !fits {

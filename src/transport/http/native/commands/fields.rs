@@ -195,12 +195,7 @@ impl Reader<'_> {
             backoff_seconds.push(u64::try_from(*seconds).unwrap_or(0));
         }
         let mut types: Vec<String> = Vec::new();
-        for (place, kind) in retry
-            .non_retryable_error_types
-            .iter()
-            .flatten()
-            .enumerate()
-        {
+        for (place, kind) in retry.non_retryable_error_types.iter().flatten().enumerate() {
             let kind = kind.trim();
             if kind.is_empty() {
                 self.add(

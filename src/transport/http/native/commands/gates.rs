@@ -81,15 +81,17 @@ pub fn gate(
             continue;
         }
         if !version.allows(gate.feature) {
-            let reason = gate.feature.unavailable().unwrap_or(Reason::InvalidCommands);
+            let reason = gate
+                .feature
+                .unavailable()
+                .unwrap_or(Reason::InvalidCommands);
             let sentence = format!(
                 "This needs worker protocol {} or newer.",
                 gate.feature.floor()
             );
             return Err(refusal(gate, reason, &sentence, version, holder));
         }
-        let (Some(reason), Some(capability)) =
-            (gate.capability, gate.feature.worker_capability())
+        let (Some(reason), Some(capability)) = (gate.capability, gate.feature.worker_capability())
         else {
             continue;
         };
@@ -119,10 +121,7 @@ fn refusal(
         .with("outcome", "rejected")
         .with("recorded", false)
         .with("requested_version", version.requested().to_string())
-        .with(
-            "minimum_protocol_version",
-            gate.feature.floor().to_string(),
-        )
+        .with("minimum_protocol_version", gate.feature.floor().to_string())
         .with(
             "remediation",
             "Upgrade the worker's SDK, or register the capability that the command needs.",

@@ -58,7 +58,11 @@ struct HeartbeatRequest {
 impl Reader<'_> {
     pub(super) fn local_activity(&mut self, command: CommandRequest) -> Option<LocalActivity> {
         self.name("activity_type", command.activity_type.as_deref());
-        if command.execution_mode.as_deref().is_some_and(|mode| mode != "local") {
+        if command
+            .execution_mode
+            .as_deref()
+            .is_some_and(|mode| mode != "local")
+        {
             self.add("execution_mode", "must be local");
         }
         let policy = self.policy(&command);
@@ -171,10 +175,7 @@ impl Reader<'_> {
             return Vec::new();
         };
         if attempts.is_empty() || attempts.len() > MAX_ATTEMPTS {
-            self.add(
-                "attempts",
-                format!("must be 1 to {MAX_ATTEMPTS} attempts"),
-            );
+            self.add("attempts", format!("must be 1 to {MAX_ATTEMPTS} attempts"));
             return Vec::new();
         }
         let strict = self.version.allows(Feature::StrictLocalReports);
@@ -217,11 +218,21 @@ impl Reader<'_> {
             ("exception_type", &attempt.exception_type),
             ("timeout_kind", &attempt.timeout_kind),
         ] {
-            if value.as_ref().is_some_and(|text| text.chars().count() > MAX_ID) {
-                self.add(&field(name), format!("must have at most {MAX_ID} characters"));
+            if value
+                .as_ref()
+                .is_some_and(|text| text.chars().count() > MAX_ID)
+            {
+                self.add(
+                    &field(name),
+                    format!("must have at most {MAX_ID} characters"),
+                );
             }
         }
-        if attempt.message.as_ref().is_some_and(|text| text.len() > MAX_MESSAGE) {
+        if attempt
+            .message
+            .as_ref()
+            .is_some_and(|text| text.len() > MAX_MESSAGE)
+        {
             self.add(
                 &field("message"),
                 format!("must have at most {MAX_MESSAGE} bytes"),
@@ -242,12 +253,14 @@ impl Reader<'_> {
         }
         for (beat, told) in attempt.heartbeats.iter().flatten().enumerate() {
             if strict && told.elapsed_ms.is_none() {
-                self.add(&field(&format!("heartbeats.{beat}.elapsed_ms")), "is required");
+                self.add(
+                    &field(&format!("heartbeats.{beat}.elapsed_ms")),
+                    "is required",
+                );
             }
-            let composite = told
-                .details
-                .as_ref()
-                .is_none_or(|details| details.get().starts_with(['{', '[']) || details.get() == "null");
+            let composite = told.details.as_ref().is_none_or(|details| {
+                details.get().starts_with(['{', '[']) || details.get() == "null"
+            });
             if !composite {
                 self.add(
                     &field(&format!("heartbeats.{beat}.details")),
