@@ -88,6 +88,8 @@ create table tasks (
     heartbeat         text,
     poll_request_id   text,
     seen_event_id     bigint,
+    holder_knows      bigint,
+    cancel_requested  boolean not null default false,
     primary key (run_id, task_no)
 ) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
 create index tasks_ready on tasks (namespace, queue, kind, priority, visible_at, run_id, task_no) where state = 0;

@@ -89,6 +89,8 @@ pub struct ScheduleActivity {
     pub queue: Option<TaskQueue>,
     /// Retry rule and timeouts; `None` when the command names none.
     pub policy: Option<Policy>,
+    /// What a cancellation does to it; `None` when the command does not say.
+    pub cancellation: Option<CancellationPolicy>,
     /// Place in parallel groups.
     pub path: Option<Path>,
 }
@@ -163,6 +165,8 @@ pub enum ClosePolicy {
     Abandon,
     /// It is cancelled.
     RequestCancel,
+    /// It is asked to clean up and end.
+    RequestCancellation,
     /// It is terminated.
     Terminate,
 }
@@ -173,15 +177,54 @@ impl ClosePolicy {
         match self {
             Self::Abandon => "abandon",
             Self::RequestCancel => "request_cancel",
+            Self::RequestCancellation => "request_cancellation",
             Self::Terminate => "terminate",
         }
     }
 
     /// The policy of this name.
     pub fn from_word(word: &str) -> Option<Self> {
-        [Self::Abandon, Self::RequestCancel, Self::Terminate]
-            .into_iter()
-            .find(|policy| policy.as_str() == word)
+        [
+            Self::Abandon,
+            Self::RequestCancel,
+            Self::RequestCancellation,
+            Self::Terminate,
+        ]
+        .into_iter()
+        .find(|policy| policy.as_str() == word)
+    }
+}
+
+/// What becomes of an operation when a cancellation interrupts the call that waits for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CancellationPolicy {
+    /// It is asked to end, and not awaited.
+    TryCancel,
+    /// It is asked to end, and awaited.
+    WaitCancellationCompleted,
+    /// Nothing.
+    Abandon,
+}
+
+impl CancellationPolicy {
+    /// The word on the wire.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::TryCancel => "try_cancel",
+            Self::WaitCancellationCompleted => "wait_cancellation_completed",
+            Self::Abandon => "abandon",
+        }
+    }
+
+    /// The policy of this name.
+    pub fn from_word(word: &str) -> Option<Self> {
+        [
+            Self::TryCancel,
+            Self::WaitCancellationCompleted,
+            Self::Abandon,
+        ]
+        .into_iter()
+        .find(|policy| policy.as_str() == word)
     }
 }
 
@@ -196,6 +239,8 @@ pub struct StartChild {
     pub queue: Option<TaskQueue>,
     /// What becomes of it when the parent closes.
     pub close_policy: ClosePolicy,
+    /// What a cancellation does to it; `None` when the command does not say.
+    pub cancellation: Option<CancellationPolicy>,
     /// Retry rule.
     pub policy: Option<Policy>,
     /// Seconds for the whole chain of its runs.

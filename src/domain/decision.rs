@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::event::Event;
+use super::event::{CancellationContext, Event};
 use super::ids::{Namespace, RunId, Step, TaskNo, WorkerId, WorkflowId};
 use super::lease::Hold;
 use super::routing::{Routing, TaskKind};
@@ -36,6 +36,8 @@ pub struct HandOff {
     pub owner: WorkerId,
     /// The poll's id, if the worker gave one.
     pub poll_request_id: Option<Arc<str>>,
+    /// Features that the worker knows.
+    pub knows: i64,
 }
 
 /// What happens to one task row.
@@ -69,10 +71,12 @@ pub enum TimerKind {
     ConditionTimeout,
     /// A wait for a signal must have ended; the number is its step.
     SignalTimeout,
+    /// The cleanup after a cancellation must have ended.
+    CleanupDeadline,
 }
 
 impl TimerKind {
-    const ALL: [Self; 7] = [
+    const ALL: [Self; 8] = [
         Self::User,
         Self::ScheduleToStart,
         Self::ScheduleToClose,
@@ -80,6 +84,7 @@ impl TimerKind {
         Self::ExecutionDeadline,
         Self::ConditionTimeout,
         Self::SignalTimeout,
+        Self::CleanupDeadline,
     ];
 
     /// The number it is stored as.
@@ -92,6 +97,7 @@ impl TimerKind {
             Self::ExecutionDeadline => 4,
             Self::ConditionTimeout => 5,
             Self::SignalTimeout => 6,
+            Self::CleanupDeadline => 7,
         }
     }
 
@@ -146,6 +152,15 @@ pub enum Relay {
         /// Why.
         reason: Arc<str>,
     },
+    /// To a child, whatever run it is in: clean up and end.
+    RequestCancellation {
+        /// Namespace of the child.
+        namespace: Namespace,
+        /// The child.
+        workflow_id: WorkflowId,
+        /// The request that the parent has.
+        context: Box<CancellationContext>,
+    },
 }
 
 /// Net effects on the rows of one run.
@@ -154,6 +169,16 @@ pub struct Effects {
     tasks: BTreeMap<TaskNo, TaskEffect>,
     timers: BTreeMap<TimerKey, TimerEffect>,
     relays: BTreeMap<u64, Relay>,
+    marks: BTreeMap<TaskNo, Mark>,
+}
+
+/// What changes of a task row that stays as it is otherwise.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Mark {
+    /// Features that the next holder must know.
+    pub needs: Option<i64>,
+    /// Its holder is asked to stop.
+    pub cancel: bool,
 }
 
 impl Effects {
@@ -165,6 +190,24 @@ impl Effects {
     /// Effects on timer rows.
     pub fn timers(&self) -> &BTreeMap<TimerKey, TimerEffect> {
         &self.timers
+    }
+
+    /// Task rows that stay and change, by number.
+    pub fn marks(&self) -> &BTreeMap<TaskNo, Mark> {
+        &self.marks
+    }
+
+    /// Lets only workers take a task that know these features.
+    pub fn require(&mut self, no: TaskNo, needs: i64) {
+        match self.tasks.get_mut(&no) {
+            Some(TaskEffect::Open(task)) => task.routing.needs = needs,
+            _ => self.marks.entry(no).or_default().needs = Some(needs),
+        }
+    }
+
+    /// Asks the holder of a task to stop.
+    pub fn ask_to_cancel(&mut self, no: TaskNo) {
+        self.marks.entry(no).or_default().cancel = true;
     }
 
     /// What other runs are told, by the event that says so here.
@@ -234,6 +277,14 @@ impl Effects {
         }
         self.timers.extend(later.timers);
         self.relays.extend(later.relays);
+        for (no, mark) in later.marks {
+            if let Some(needs) = mark.needs {
+                self.require(no, needs);
+            }
+            if mark.cancel {
+                self.ask_to_cancel(no);
+            }
+        }
     }
 }
 

@@ -100,6 +100,7 @@ impl Registration {
             | says("typed_search_attributes", features::TYPED_ATTRIBUTES)
             | says("durable_selection", features::SELECTION)
             | says("message_streams", features::STREAMS)
+            | says("cooperative_cancellation", features::CANCELLATION)
     }
 
     /// Whether it has been silent for too long.

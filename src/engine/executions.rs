@@ -271,11 +271,12 @@ pub(super) async fn observe(core: &Core, run: RunId) -> Result<ObservedLease, Fa
     };
     let row = lease::read(&core.store.reads, TaskId { run, no: task.no }).await?;
     Ok(
-        match row.and_then(|row| Some((row.owner?, row.attempt, row.live))) {
-            Some((owner, attempt, live)) => ObservedLease::Held {
+        match row.and_then(|row| Some((row.owner?, row.attempt, row.live, row.holder_knows))) {
+            Some((owner, attempt, live, knows)) => ObservedLease::Held {
                 owner,
                 attempt,
                 live,
+                knows,
             },
             None => ObservedLease::Free,
         },

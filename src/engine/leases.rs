@@ -59,6 +59,15 @@ impl Leases {
         self.map().get(&task).cloned()
     }
 
+    /// The holder was shown more of the history.
+    pub fn shown(&self, task: TaskId, attempt: u32, seen: u64) {
+        if let Some(known) = self.map().get_mut(&task)
+            && known.attempt == attempt
+        {
+            known.seen = Some(seen);
+        }
+    }
+
     pub fn beat(&self, task: TaskId, attempt: u32) {
         if let Some(known) = self.map().get_mut(&task)
             && known.attempt == attempt

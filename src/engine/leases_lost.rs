@@ -31,6 +31,10 @@ pub(super) async fn give_back(
             continue;
         };
         core.leases.closed(row.task);
+        if row.cancel_requested {
+            cancelled_holder_lost(core, row.task, row.attempt, owner);
+            continue;
+        }
         match after_loss(row.attempt) {
             AfterLoss::Again(delay_ms) => {
                 lost.push(Lost {
@@ -73,6 +77,25 @@ pub(super) async fn give_back(
         }
     }
     Ok(given)
+}
+
+/// The activity was asked to cancel, so nobody else is to run it.
+fn cancelled_holder_lost(
+    core: &Arc<Core>,
+    task: TaskId,
+    attempt: u32,
+    owner: crate::domain::ids::WorkerId,
+) {
+    let core = Arc::clone(core);
+    core.clone().runtime.spawn(async move {
+        let input = Input::CancelledHolderLost {
+            no: task.no,
+            attempt,
+            owner,
+        };
+        // Refused means that it was reported after all; faults are met again by the next sweep.
+        let _ = runs::apply(&core, task.run, input).await;
+    });
 }
 
 fn give_up(core: &Arc<Core>, task: TaskId, attempt: u32, owner: crate::domain::ids::WorkerId) {

@@ -3,6 +3,7 @@
 mod alarms;
 mod answers;
 mod asks;
+mod cancellations;
 mod claims;
 mod contracts;
 mod error;
@@ -25,6 +26,9 @@ mod write;
 
 pub use answers::{AskRefused, AskView};
 pub use asks::{Answered, AskError, Question, Told};
+pub use cancellations::{
+    AttemptStatus, CancellationAsked, CancellationError, Delivered, DeliveryRefused, StopTaken,
+};
 pub use error::{ApplyError, Fault};
 pub use executions::{Accepted, CommandError, CommandTarget, StartError, Started};
 pub use hints::Hint;

@@ -7,6 +7,7 @@ use tokio::time::Instant;
 
 use super::error::Fault;
 use super::{Engine, claims, runs};
+use crate::domain::features;
 use crate::domain::ids::{AttemptId, Namespace, Part, TaskQueue, WorkerId, part_id};
 use crate::domain::routing::{Poller, Profile, TaskKind};
 use crate::domain::run::{Activity, RunState};
@@ -162,7 +163,10 @@ impl Engine {
         Ok(Profile {
             types: Arc::clone(types),
             build_id: said.build_id.clone(),
-            knows: worker.knows() | request.knows,
+            // A cancellation needs the worker's word and the version; the rest needs either.
+            knows: (worker.knows() & !features::CANCELLATION)
+                | (request.knows & !features::CANCELLATION)
+                | (worker.knows() & request.knows & features::CANCELLATION),
         })
     }
 

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use tokio::sync::mpsc;
 
 use super::error::{ApplyError, Fault};
-use super::{CommandError, CommandTarget, Core, Engine, Swept, runs};
+use super::{CancellationError, CommandError, CommandTarget, Core, Engine, Swept, runs};
 use crate::domain::decision::{Relay, RunWrite};
 use crate::domain::ids::RunId;
-use crate::domain::run::{ChildClosed, CommandKind, Input};
+use crate::domain::run::{ChildClosed, CancellationRequest, CommandKind, Input, ObservedLease};
 use crate::store::relays::{self, Waiting};
 
 /// Relays that may wait for delivery; what is over is found by the sweep.
@@ -88,6 +88,7 @@ async fn deliver(core: &Arc<Core>, waiting: Waiting) {
     let kind = match &waiting.relay {
         Relay::ChildClosed { .. } => "child_closed",
         Relay::Close { .. } => "close",
+        Relay::RequestCancellation { .. } => "request_cancellation",
     };
     let outcome = match take(core, waiting.relay).await {
         Ok(()) => {
@@ -145,6 +146,37 @@ async fn take(core: &Arc<Core>, relay: Relay) -> Result<(), Fault> {
                 Ok(_) => Ok(()),
                 Err(CommandError::Fault(fault)) => Err(fault),
                 Err(_) => Ok(()),
+            }
+        }
+        Relay::RequestCancellation {
+            namespace,
+            workflow_id,
+            context,
+        } => {
+            let engine = Engine {
+                core: Arc::clone(core),
+            };
+            let target = CommandTarget {
+                namespace,
+                workflow_id,
+                run: None,
+            };
+            let request = CancellationRequest {
+                reason: None,
+                cleanup_timeout_seconds: 0,
+                parent: Some(context),
+                lease: ObservedLease::Unknown,
+            };
+            match engine.request_cancellation(&target, &request).await {
+                // Asked again by the sweep, until a worker that can cooperate holds the task or the
+                // time for the cleanup is over.
+                Err(CancellationError::ClaimCannotCooperate { .. }) => Err(Fault::Contended),
+                Err(CancellationError::Command(CommandError::Fault(fault)))
+                    if fault != Fault::Bug =>
+                {
+                    Err(fault)
+                }
+                _ => Ok(()),
             }
         }
     }

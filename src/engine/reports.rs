@@ -10,6 +10,7 @@ use crate::domain::command::Command;
 use crate::domain::event::Json;
 use crate::domain::ids::{Namespace, TaskId, WorkerId};
 use crate::domain::limits::LimitKind;
+use crate::domain::features;
 use crate::domain::routing::TaskKind;
 use crate::domain::run::{
     ActivityOutcome, ActivityReport, Beat, Close, Digest, Input, Receipt, Refusal, Reply, RunState,
@@ -133,6 +134,8 @@ pub struct RenewedLease {
     pub attempt: u32,
     /// The run.
     pub state: Arc<RunState>,
+    /// The holder was asked to stop.
+    pub cancel_requested: bool,
 }
 
 /// What an activity hears in answer to its heartbeat.
@@ -293,7 +296,7 @@ impl Engine {
     }
 
     /// Turns what a run said into what the worker is told.
-    async fn finish(
+    pub(super) async fn finish(
         &self,
         holder: &Holder,
         kind: TaskKind,
@@ -353,6 +356,9 @@ impl Engine {
                 configured,
             },
             Refusal::NotClosed
+            | Refusal::NoSuchCancellation
+            | Refusal::OtherDelivery(_)
+            | Refusal::ClaimCannotCooperate { .. }
             | Refusal::NotCurrent(_)
             | Refusal::LeaseNeeded
             | Refusal::NothingToDo => Fault::Bug.into(),
@@ -483,6 +489,7 @@ impl Engine {
             at: renewed.at,
             attempt,
             state: self.state(holder).await?,
+            cancel_requested: renewed.cancel_requested,
         }))
     }
 
@@ -513,9 +520,37 @@ impl Engine {
             let attempt = holder.attempt.unwrap_or(0);
             return Err(self.not_held(&holder, attempt, newest).await?);
         };
-        let seen = row.seen.unwrap_or(0);
+        let (seen, cached) = self.shown(&holder, &row, cached, after).await?;
         let page = self.page(&cached, after + 1, seen, page_size).await?;
         Ok((page, seen, row.attempt, cached.state))
+    }
+
+    /// How far a holder is shown the history. While a cancellation is under way, whoever reads from the
+    /// beginning is shown what has happened since the claim, and its report is taken accordingly.
+    async fn shown(
+        &self,
+        holder: &Holder,
+        row: &TaskRow,
+        cached: runs::Cached,
+        after: u64,
+    ) -> Result<(u64, runs::Cached), ReportRefused> {
+        let core = &self.core;
+        let seen = row.seen.unwrap_or(0);
+        let fresh = match (after, &cached.state.cancellation) {
+            (0, _) if row.holder_knows & features::CANCELLATION != 0 => {
+                runs::newest(core, holder.task.run).await?.unwrap_or(cached)
+            }
+            _ => return Ok((seen, cached)),
+        };
+        let last = fresh.state.last_event();
+        if fresh.state.cancellation.is_none() || last <= seen {
+            return Ok((seen, fresh));
+        }
+        if !lease::show(&core.store.hot, holder.task, &holder.owner, row.attempt, last).await? {
+            return Ok((seen, fresh));
+        }
+        core.leases.shown(holder.task, row.attempt, last);
+        Ok((last, fresh))
     }
 
     /// An activity says that it is alive, and what it has to say.
@@ -530,6 +565,13 @@ impl Engine {
         let resolved = self.resolve(&holder, TaskKind::Activity).await?;
         let attempt = resolved.attempt;
         if let Some(renewed) = self.renew(&holder, attempt, true, details).await? {
+            if renewed.cancel_requested {
+                return Ok(Heartbeat::Stop {
+                    reason: "activity_cancelled",
+                    attempt,
+                    state: renewed.state,
+                });
+            }
             return Ok(Heartbeat::Recorded(renewed));
         }
         let newest = runs::newest(&self.core, holder.task.run).await?;
@@ -544,7 +586,7 @@ impl Engine {
                 _ => "run_closed",
             },
             None if state.receipt(holder.task.no, attempt).is_some() => "attempt_closed",
-            None if state.cancelled_activities.contains(&holder.task.no) => "activity_cancelled",
+            None if state.cancelled_activities.contains_key(&holder.task.no) => "activity_cancelled",
             None if !state.activities.contains_key(&holder.task.no) => "activity_not_running",
             None => match self.explain(&holder, TaskKind::Activity, attempt).await? {
                 refused

@@ -101,6 +101,7 @@ fn promise(core: &Core, decision: &mut Decision, now: Timestamp) -> Vec<Promise>
             let to = HandOff {
                 owner: poll.poller().owner.clone(),
                 poll_request_id: poll.poller().poll_request_id.clone(),
+                knows: poll.knows(),
             };
             let task = TaskId {
                 run: write.next.id,

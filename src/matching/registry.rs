@@ -198,6 +198,11 @@ impl Reserved {
         &self.parked.poller
     }
 
+    /// Features that its worker knows.
+    pub fn knows(&self) -> i64 {
+        self.parked.profile.knows
+    }
+
     /// Gives it the task. When nobody waits any more, the grant is dropped, which gives it back.
     pub fn give(self, grant: Grant) {
         let mut slot = self.parked.slot();

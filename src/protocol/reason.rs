@@ -307,6 +307,8 @@ reasons! {
     UnknownSignal = "unknown_signal",
     /// The arguments do not fit the signal.
     InvalidSignalArguments = "invalid_signal_arguments",
+    /// The worker that holds the task cannot take part in a cancellation.
+    ActiveClaimCancellationNotSupported = "active_claim_cancellation_not_supported",
     /// The message id stands for another content.
     MessageIdentityConflict = "message_identity_conflict",
     /// The workflow has no such stream.

@@ -26,6 +26,9 @@ const BUILD: &[Feature] = &[
     Feature::LocalActivities,
     Feature::StrictLocalReports,
     Feature::DurableSelection,
+    Feature::CooperativeCancellation,
+    Feature::ActivityCancellationReceipts,
+    Feature::ActivityStatus,
     Feature::QueryTaskAuthority,
 ];
 

@@ -74,7 +74,7 @@ pub async fn claim(
              lease_expires_at = clock_timestamp() + t.lease_ms * interval '1 ms',
              start_to_close_at = clock_timestamp() + t.start_to_close_ms * interval '1 ms',
              heartbeat_due_at = clock_timestamp() + t.heartbeat_ms * interval '1 ms',
-             heartbeat_at = null, heartbeat = null, poll_request_id = w.poll,
+             heartbeat_at = null, heartbeat = null, poll_request_id = w.poll, holder_knows = $6,
              seen_event_id = case when t.kind = 0 then r.next_event_id - 1 end
          from p join w on w.place = p.place join workflow_runs r on r.run_id = p.run_id
          where t.run_id = p.run_id and t.task_no = p.task_no

@@ -103,9 +103,10 @@ columns! {
     opened_type: &'a str, opened_priority: i16, opened_fairness_key: Option<&'a str>, opened_fairness_weight: i16,
     opened_build: Option<&'a str>, opened_needs: i64, opened_visible: DateTime<Utc>, opened_owner: Option<&'a str>,
     opened_lease_ms: i64, opened_start_to_close_ms: Option<i64>, opened_heartbeat_ms: Option<i64>,
-    opened_poll: Option<&'a str>, opened_seen: Option<i64>,
+    opened_poll: Option<&'a str>, opened_seen: Option<i64>, opened_knows: Option<i64>,
     set_ord: i32, set_run: &'a str, set_kind: i16, set_no: i32, set_due: DateTime<Utc>,
     cancelled_ord: i32, cancelled_run: &'a str, cancelled_kind: i16, cancelled_no: i32,
+    marked_ord: i32, marked_run: &'a str, marked_task: i32, marked_needs: Option<i64>, marked_cancel: bool,
     relays_ord: i32, relays_run: &'a str, relays_event: i64, relays_body: &'a str,
 }
 
@@ -248,6 +249,7 @@ impl<'a> Columns<'a> {
             to.opened_heartbeat_ms.push(task.heartbeat_ms);
             to.opened_poll.push(task.poll_request_id.as_deref());
             to.opened_seen.push(task.seen_event_id);
+            to.opened_knows.push(task.holder_knows);
         }
         for (kind, no, at) in &rows.timers_set {
             to.set_ord.push(ord);
@@ -261,6 +263,13 @@ impl<'a> Columns<'a> {
             to.cancelled_run.push(run);
             to.cancelled_kind.push(*kind);
             to.cancelled_no.push(*no);
+        }
+        for (no, needs, cancel) in &rows.tasks_marked {
+            to.marked_ord.push(ord);
+            to.marked_run.push(run);
+            to.marked_task.push(*no);
+            to.marked_needs.push(*needs);
+            to.marked_cancel.push(*cancel);
         }
         for (event, body) in &rows.relays {
             to.relays_ord.push(ord);
@@ -379,6 +388,6 @@ mod tests {
         let highest = (1..)
             .take_while(|n| text.contains(&format!("${n}::")))
             .count();
-        assert_eq!(highest, 105, "parameters in the statement");
+        assert_eq!(highest, 111, "parameters in the statement");
     }
 }

@@ -92,22 +92,22 @@ w5 as (
 w6 as (
     update tasks t set state = 0, visible_at = g.visible_at, lease_owner = null, lease_expires_at = null,
         start_to_close_at = null, heartbeat_due_at = null, heartbeat_at = null, heartbeat = null,
-        poll_request_id = null, seen_event_id = null
+        poll_request_id = null, seen_event_id = null, holder_knows = null
     from unnest({tasks_again:int,text,int,timestamptz}) g(ord, run_id, task_no, visible_at)
     where t.run_id = g.run_id and t.task_no = g.task_no and (select a from ok)[g.ord]),
 w7 as (
     insert into tasks (run_id, task_no, kind, namespace, queue, task_type, priority, fairness_key, fairness_weight, build_id,
         needs, state, visible_at, attempt, lease_owner, lease_ms, lease_expires_at, start_to_close_ms, start_to_close_at,
-        heartbeat_ms, heartbeat_due_at, poll_request_id, seen_event_id)
+        heartbeat_ms, heartbeat_due_at, poll_request_id, seen_event_id, holder_knows)
     select run_id, task_no, kind, namespace, queue, task_type, priority, fairness_key, fairness_weight, build_id,
         needs, case when owner is null then 0 else 1 end, visible_at, case when owner is null then 0 else 1 end, owner, lease_ms,
         case when owner is not null then ok.now + lease_ms * interval '1 ms' end,
         start_to_close_ms, case when owner is not null then ok.now + start_to_close_ms * interval '1 ms' end,
         heartbeat_ms, case when owner is not null then ok.now + heartbeat_ms * interval '1 ms' end,
-        poll_request_id, seen_event_id
-    from ok, unnest({tasks_opened:int,text,int,smallint,text,text,text,smallint,text,smallint,text,bigint,timestamptz,text,bigint,bigint,bigint,text,bigint})
+        poll_request_id, seen_event_id, holder_knows
+    from ok, unnest({tasks_opened:int,text,int,smallint,text,text,text,smallint,text,smallint,text,bigint,timestamptz,text,bigint,bigint,bigint,text,bigint,bigint})
         t(ord, run_id, task_no, kind, namespace, queue, task_type, priority, fairness_key, fairness_weight, build_id, needs,
-          visible_at, owner, lease_ms, start_to_close_ms, heartbeat_ms, poll_request_id, seen_event_id)
+          visible_at, owner, lease_ms, start_to_close_ms, heartbeat_ms, poll_request_id, seen_event_id, holder_knows)
     where ok.a[t.ord]),
 w8 as (
     insert into timers as r (run_id, kind, no, due_at)
@@ -117,6 +117,10 @@ w8 as (
 w9 as (
     delete from timers t using unnest({timers_cancelled:int,text,smallint,int}) c(ord, run_id, kind, no)
     where t.run_id = c.run_id and t.kind = c.kind and t.no = c.no and (select a from ok)[c.ord]),
+w9b as (
+    update tasks t set needs = coalesce(m.needs, t.needs), cancel_requested = t.cancel_requested or m.cancel
+    from unnest({tasks_marked:int,text,int,bigint,boolean}) m(ord, run_id, task_no, needs, cancel)
+    where t.run_id = m.run_id and t.task_no = m.task_no and (select a from ok)[m.ord]),
 w10 as (
     insert into relays (run_id, event_id, body, created_at)
     select run_id, event_id, body, (select now from ok) from unnest({relays:int,text,bigint,text}) l(ord, run_id, event_id, body)

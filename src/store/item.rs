@@ -110,6 +110,7 @@ pub(super) struct OpenedRow {
     pub heartbeat_ms: Option<i64>,
     pub poll_request_id: Option<String>,
     pub seen_event_id: Option<i64>,
+    pub holder_knows: Option<i64>,
 }
 
 /// Header of a run, new or changed.
@@ -130,6 +131,7 @@ pub(super) struct RunRows {
     pub tasks_opened: Vec<OpenedRow>,
     pub timers_set: Vec<(i16, i32, Timestamp)>,
     pub timers_cancelled: Vec<(i16, i32)>,
+    pub tasks_marked: Vec<(i32, Option<i64>, bool)>,
     pub relays: Vec<(i64, String)>,
 }
 
@@ -299,6 +301,7 @@ fn run_rows(write: &mut RunWrite, claims_workflow: bool) -> serde_json::Result<R
         tasks_opened: Vec::new(),
         timers_set: Vec::new(),
         timers_cancelled: Vec::new(),
+        tasks_marked: Vec::new(),
         relays: Vec::new(),
     };
     for (no, effect) in write.effects.tasks() {
@@ -334,6 +337,7 @@ fn run_rows(write: &mut RunWrite, claims_workflow: bool) -> serde_json::Result<R
                         .and_then(|to| to.poll_request_id.as_deref())
                         .map(str::to_owned),
                     seen_event_id: seen.then(|| long(next.last_event())),
+                    holder_knows: task.handed_to.as_ref().map(|to| to.knows),
                 });
             }
         }
@@ -344,6 +348,9 @@ fn run_rows(write: &mut RunWrite, claims_workflow: bool) -> serde_json::Result<R
             TimerEffect::Set(at) => rows.timers_set.push((kind, no, *at)),
             TimerEffect::Cancel => rows.timers_cancelled.push((kind, no)),
         }
+    }
+    for (no, mark) in write.effects.marks() {
+        rows.tasks_marked.push((int(*no), mark.needs, mark.cancel));
     }
     for (event, relay) in write.effects.relays() {
         rows.relays

@@ -45,6 +45,10 @@ pub struct TaskRow {
     pub heartbeat: Option<Arc<str>>,
     /// When it may be handed out.
     pub visible_at: Timestamp,
+    /// Features that the holder knows.
+    pub holder_knows: i64,
+    /// The holder was asked to stop.
+    pub cancel_requested: bool,
 }
 
 #[derive(FromRow)]
@@ -64,6 +68,8 @@ struct Row {
     heartbeat_at: Option<Time>,
     heartbeat: Option<String>,
     visible_at: Time,
+    holder_knows: Option<i64>,
+    cancel_requested: bool,
 }
 
 impl TryFrom<Row> for TaskRow {
@@ -90,6 +96,8 @@ impl TryFrom<Row> for TaskRow {
             heartbeat_at: row.heartbeat_at.map(Into::into),
             heartbeat: row.heartbeat.map(Into::into),
             visible_at: row.visible_at.into(),
+            holder_knows: row.holder_knows.unwrap_or(0),
+            cancel_requested: row.cancel_requested,
         })
     }
 }
@@ -106,7 +114,7 @@ pub async fn read(pool: &PgPool, task: TaskId) -> sqlx::Result<Option<TaskRow>> 
     let row: Option<Row> = sqlx::query_as(
         "select run_id, task_no, kind, namespace, queue, attempt, lease_owner, lease_expires_at,
              lease_expires_at > clock_timestamp() as live, seen_event_id, start_to_close_at, heartbeat_due_at,
-             heartbeat_at, heartbeat, visible_at
+             heartbeat_at, heartbeat, visible_at, holder_knows, cancel_requested
          from tasks where run_id = $1 and task_no = $2",
     )
     .bind(task.run.to_string())
@@ -125,7 +133,7 @@ pub async fn of_run(pool: &PgPool, run: RunId) -> sqlx::Result<Vec<TaskRow>> {
         sqlx::query_as(
             "select run_id, task_no, kind, namespace, queue, attempt, lease_owner, lease_expires_at,
                  lease_expires_at > clock_timestamp() as live, seen_event_id, start_to_close_at, heartbeat_due_at,
-                 heartbeat_at, heartbeat, visible_at
+                 heartbeat_at, heartbeat, visible_at, holder_knows, cancel_requested
              from tasks where run_id = $1 order by task_no",
         )
         .bind(run.to_string())
@@ -156,6 +164,8 @@ pub struct Renewed {
     pub lease_expires_at: Timestamp,
     /// When.
     pub at: Timestamp,
+    /// The holder was asked to stop.
+    pub cancel_requested: bool,
 }
 
 /// Renews leases, at most one per task in a call. A lease that is not the caller's or has run out
@@ -170,7 +180,7 @@ pub async fn renew(pool: &PgPool, renewals: &[Renewal]) -> sqlx::Result<Vec<Opti
     let attempts: Vec<i32> = renewals.iter().map(|r| r.attempt.cast_signed()).collect();
     let beats: Vec<bool> = renewals.iter().map(|r| r.beat).collect();
     let details: Vec<Option<&str>> = renewals.iter().map(|r| r.details.as_deref()).collect();
-    let rows: Vec<(i64, Time, Time)> = sqlx::query_as(
+    let rows: Vec<(i64, Time, Time, bool)> = sqlx::query_as(
         "with h as materialized (
              select t.run_id, t.task_no, h.beat, h.details, h.place
              from unnest($1::text[], $2::int[], $3::text[], $4::int[], $5::bool[], $6::text[])
@@ -183,7 +193,7 @@ pub async fn renew(pool: &PgPool, renewals: &[Renewal]) -> sqlx::Result<Vec<Opti
              heartbeat_at = case when h.beat then clock_timestamp() else t.heartbeat_at end,
              heartbeat = case when h.beat then coalesce(h.details, t.heartbeat) else t.heartbeat end
          from h where t.run_id = h.run_id and t.task_no = h.task_no
-         returning h.place, t.lease_expires_at, clock_timestamp()",
+         returning h.place, t.lease_expires_at, clock_timestamp(), t.cancel_requested",
     )
     .bind(runs)
     .bind(tasks)
@@ -194,16 +204,44 @@ pub async fn renew(pool: &PgPool, renewals: &[Renewal]) -> sqlx::Result<Vec<Opti
     .fetch_all(pool)
     .await?;
     let mut renewed = vec![None; renewals.len()];
-    for (place, lease_expires_at, at) in rows {
+    for (place, lease_expires_at, at, cancel_requested) in rows {
         let place = usize::try_from(place - 1).unwrap_or(usize::MAX);
         if let Some(slot) = renewed.get_mut(place) {
             *slot = Some(Renewed {
                 lease_expires_at: lease_expires_at.into(),
                 at: at.into(),
+                cancel_requested,
             });
         }
     }
     Ok(renewed)
+}
+
+/// Notes that the holder of a workflow task was shown events up to `seen`. Returns whether the lease
+/// is still its own.
+///
+/// # Errors
+/// The database cannot be reached.
+pub async fn show(
+    pool: &PgPool,
+    task: TaskId,
+    owner: &WorkerId,
+    attempt: u32,
+    seen: u64,
+) -> sqlx::Result<bool> {
+    let done = sqlx::query(
+        "update tasks set seen_event_id = $5
+         where run_id = $1 and task_no = $2 and lease_owner = $3 and attempt = $4
+           and lease_expires_at > clock_timestamp()",
+    )
+    .bind(task.run.to_string())
+    .bind(task.no.cast_signed())
+    .bind(owner.as_str())
+    .bind(attempt.cast_signed())
+    .bind(i64::try_from(seen).unwrap_or(i64::MAX))
+    .execute(pool)
+    .await?;
+    Ok(done.rows_affected() > 0)
 }
 
 /// Which leases a give-back may take away.
@@ -250,7 +288,7 @@ pub async fn give_back(pool: &PgPool, which: Which, lost: &[Lost]) -> sqlx::Resu
              order by t.run_id, t.task_no for update of t)
          update tasks t set state = 0, visible_at = clock_timestamp() + l.delay_ms * interval '1 ms',
              lease_owner = null, lease_expires_at = null, start_to_close_at = null, heartbeat_due_at = null,
-             poll_request_id = null, seen_event_id = null
+             poll_request_id = null, seen_event_id = null, holder_knows = null
          from l where t.run_id = l.run_id and t.task_no = l.task_no
          returning l.place",
     )
@@ -359,7 +397,7 @@ pub async fn held_by(
         sqlx::query_as(
             "select run_id, task_no, kind, namespace, queue, attempt, lease_owner, lease_expires_at,
                  lease_expires_at > clock_timestamp() as live, seen_event_id, start_to_close_at, heartbeat_due_at,
-                 heartbeat_at, heartbeat, visible_at
+                 heartbeat_at, heartbeat, visible_at, holder_knows, cancel_requested
              from tasks where state = 1 and namespace = $1 and lease_owner = $2 order by run_id, task_no limit $3",
         )
         .bind(namespace.as_str())

@@ -49,6 +49,8 @@ pub struct ActivitySnapshot {
     pub connection: Option<Word>,
     pub queue: TaskQueue,
     pub arguments: Option<Payload>,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub cancellation_policy: Option<Word>,
 }
 
 /// An activity was scheduled.

@@ -4,6 +4,7 @@
 //! reader relies on `null`.
 
 mod activity;
+mod cancellation;
 mod child;
 mod marker;
 mod timer;
@@ -12,6 +13,7 @@ mod wait;
 mod workflow;
 
 pub use activity::*;
+pub use cancellation::*;
 pub use child::*;
 pub use marker::*;
 pub use timer::*;
@@ -93,6 +95,7 @@ bodies! {
     UpdateAccepted, UpdateRejected, UpdateApplied, UpdateCompleted,
     SideEffectRecorded, VersionMarkerRecorded, SearchAttributesUpserted, MemoUpserted,
     SelectionResolved, SelectionOperationCancelled, MessageCursorAdvanced,
+    CooperativeCancellationRequested, CooperativeCancellationDelivered,
     CancelRequested, TerminateRequested, ArchiveRequested,
     WorkflowCompleted, WorkflowFailed, WorkflowCancelled, WorkflowTerminated, WorkflowTimedOut,
     WorkflowArchived,

@@ -128,6 +128,7 @@ pub(super) fn schedule(draft: &mut Draft<'_>, step: Step, command: ScheduleActiv
             connection: None,
             queue,
             arguments: command.arguments,
+            cancellation_policy: command.cancellation.map(|policy| policy.as_str().into()),
         },
     });
     let Some(activity) = draft.state.activities.get(&no).cloned() else {
@@ -314,9 +315,37 @@ fn show_beat(draft: &mut Draft<'_>, activity: &Activity, attempt: u32, beat: Opt
     });
 }
 
+/// Whether the activity was asked to cancel: no further attempt follows.
+fn is_asked(draft: &Draft<'_>, no: TaskNo) -> bool {
+    let cancellation = &draft.state.cancellation;
+    cancellation
+        .as_ref()
+        .is_some_and(|cancellation| cancellation.activities_asked.contains(&no))
+}
+
+/// Whoever ran an activity that was asked to cancel is gone.
+pub(super) fn cancelled_holder_lost(
+    mut draft: Draft<'_>,
+    no: TaskNo,
+    attempt: u32,
+    owner: WorkerId,
+) -> Result<Verdict, Refusal> {
+    let Some(activity) = still_open(&draft, no).filter(|_| is_asked(&draft, no)) else {
+        return Err(Refusal::NothingToDo);
+    };
+    draft.fence(no, Hold::Seen { owner, attempt });
+    withdraw(&mut draft, &activity);
+    draft.wake();
+    Ok(Verdict::Commit(Box::new(draft.finish()), Reply::Done))
+}
+
 /// Records a failed attempt: another one follows, or the activity has failed. Returns whether
 /// another one follows.
 fn fail(draft: &mut Draft<'_>, activity: &Activity, attempt: u32, failure: Failure) -> bool {
+    if is_asked(draft, activity.no) {
+        cancel(draft, activity, None);
+        return false;
+    }
     let policy = activity.policy.as_deref();
     let backoff = policy
         .filter(|policy| {
@@ -514,6 +543,10 @@ pub(super) fn close_deadline_passed(draft: &mut Draft<'_>, no: TaskNo) -> bool {
 }
 
 fn time_out_attempt(draft: &mut Draft<'_>, activity: &Activity, attempt: u32, kind: &'static str) {
+    if is_asked(draft, activity.no) {
+        withdraw(draft, activity);
+        return;
+    }
     let backoff = activity
         .policy
         .as_deref()
@@ -573,8 +606,8 @@ pub(super) fn cancel_all(draft: &mut Draft<'_>, command: Option<&str>) {
     }
 }
 
-/// Drops an activity that lost a selection. A worker that runs it learns so from its next heartbeat.
-pub(super) fn give_up_for_selection(draft: &mut Draft<'_>, activity: &Activity) {
+/// Drops an activity that nobody waits for any more. A worker that runs it learns so from its next heartbeat.
+pub(super) fn withdraw(draft: &mut Draft<'_>, activity: &Activity) {
     cancel(draft, activity, None);
     drop_rows(draft, activity.no);
 }

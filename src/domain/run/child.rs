@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::payload::{Codec, Payload};
 
-use super::super::command::{ClosePolicy, Failure, StartChild};
+use super::super::command::{CancellationPolicy, ClosePolicy, Failure, StartChild};
 use super::super::decision::Relay;
 use super::super::event::{
     Body, ChildEnd, ChildKeys, ChildRunCancelled, ChildRunCompleted, ChildRunFailed,
@@ -22,9 +22,10 @@ use super::draft::Draft;
 use super::fact::{Begun, Contract, ParentLink, Resume};
 use super::fold::StepEnd;
 use super::outcome::{Refusal, Reply, Verdict};
-use super::start::start_successor;
+use super::start::{Carried, start_successor};
 use super::state::{Child, RunState};
 use super::status::CloseReason;
+use super::cancellation;
 use super::workflow_task::within;
 
 /// How a child ended, as its parent is told.
@@ -86,6 +87,7 @@ pub(super) fn start(draft: &mut Draft<'_>, step: Step, command: StartChild) -> R
         workflow_id: workflow_id.clone(),
         workflow_type: Arc::clone(&command.workflow_type),
         close_policy: command.close_policy,
+        cancellation: command.cancellation.unwrap_or(CancellationPolicy::Abandon),
         path: command.path,
     };
     let keys = keys(draft.state.id, &child);
@@ -93,7 +95,7 @@ pub(super) fn start(draft: &mut Draft<'_>, step: Step, command: StartChild) -> R
         keys: keys.clone(),
         child_run_number: 1,
         parent_close_policy: command.close_policy.as_str().into(),
-        cancellation_policy: None,
+        cancellation_policy: command.cancellation.map(|policy| policy.as_str().into()),
         retry_policy: command.policy.clone(),
         execution_timeout_seconds: command.execution_timeout_seconds,
         run_timeout_seconds: command.run_timeout_seconds,
@@ -138,7 +140,7 @@ pub(super) fn start(draft: &mut Draft<'_>, step: Step, command: StartChild) -> R
         })),
         ..(*parent).clone()
     };
-    let started = start_successor(run, begun, [], Vec::new(), now, now, draft.settings);
+    let started = start_successor(run, begun, [], Carried::default(), now, now, draft.settings);
     draft.created.push(started.write);
     Ok(())
 }
@@ -204,10 +206,18 @@ fn record_end(draft: &mut Draft<'_>, child: &Child, outcome: ChildOutcome) {
     });
 }
 
+const GIVEN_UP: &str = "The parent workflow no longer waits for this child.";
+
 /// A selection gave the child up: it is cancelled, and its end is recorded at once.
 pub(super) fn give_up(draft: &mut Draft<'_>, child: &Child) {
-    const WHY: &str = "The parent workflow no longer waits for this child.";
     let event = draft.state.next_event;
+    abandon(draft, child);
+    let relay = close_relay(draft, child, false, GIVEN_UP);
+    draft.effects.relay(event, relay);
+}
+
+/// Records the end of a child that the run no longer waits for.
+pub(super) fn abandon(draft: &mut Draft<'_>, child: &Child) {
     record_end(
         draft,
         child,
@@ -216,15 +226,13 @@ pub(super) fn give_up(draft: &mut Draft<'_>, child: &Child) {
             at: draft.now,
             output: None,
             failure: Some(ChildFailure {
-                message: WHY.into(),
+                message: GIVEN_UP.into(),
                 kind: None,
                 class: Some("WorkflowCancelled".into()),
                 exception: None,
             }),
         },
     );
-    let relay = close_relay(draft, child, false, WHY);
-    draft.effects.relay(event, relay);
 }
 
 /// The run closes: its children are closed as their calls said.
@@ -232,11 +240,9 @@ pub(super) fn apply_close_policies(draft: &mut Draft<'_>) {
     const WHY: &str = "The parent workflow closed.";
     let children: Vec<Arc<Child>> = draft.state.children.values().cloned().collect();
     for child in children {
-        let terminate = match child.close_policy {
-            ClosePolicy::Abandon => continue,
-            ClosePolicy::RequestCancel => false,
-            ClosePolicy::Terminate => true,
-        };
+        if child.close_policy == ClosePolicy::Abandon {
+            continue;
+        }
         let event = draft.state.next_event;
         draft.emit(ParentClosePolicyApplied {
             child_instance_id: child.workflow_id.clone(),
@@ -244,7 +250,13 @@ pub(super) fn apply_close_policies(draft: &mut Draft<'_>) {
             policy: child.close_policy.as_str().into(),
             reason: "parent_closed".into(),
         });
-        let relay = close_relay(draft, &child, terminate, WHY);
+        let relay = match child.close_policy {
+            ClosePolicy::RequestCancellation => {
+                cancellation::request_relay(draft, &child, &cancellation::of_closing(draft, event))
+            }
+            ClosePolicy::Terminate => close_relay(draft, &child, true, WHY),
+            _ => close_relay(draft, &child, false, WHY),
+        };
         draft.effects.relay(event, relay);
     }
 }
@@ -311,7 +323,7 @@ pub(super) fn report_end(draft: &mut Draft<'_>, next: Option<NextTry>) {
             next.run,
             next.begun,
             [],
-            draft.state.streams_to_carry(),
+            Carried::from(&draft.state),
             next.available_at,
             draft.now,
             draft.settings,
@@ -400,6 +412,11 @@ impl RunState {
                         workflow_id: keys.child_workflow_instance_id.clone(),
                         workflow_type: Arc::clone(&keys.child_workflow_type),
                         close_policy: ClosePolicy::from_word(policy).unwrap_or_default(),
+                        cancellation: scheduled
+                            .cancellation_policy
+                            .as_deref()
+                            .and_then(CancellationPolicy::from_word)
+                            .unwrap_or(CancellationPolicy::Abandon),
                         path,
                     }),
                 );

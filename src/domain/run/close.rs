@@ -8,7 +8,7 @@ use crate::payload::{Codec, Payload};
 use super::super::command::Failure;
 use super::super::decision::{TaskEffect, TimerKind};
 use super::super::event::{
-    Body, CancelRequested, ClosedFromOutside, Event, Request, TerminateRequested,
+    Body, CancelRequested, CancellationContext, ClosedFromOutside, Event, Request, TerminateRequested,
     WorkflowCancelled, WorkflowCompleted, WorkflowFailed, WorkflowTerminated, WorkflowTimedOut,
 };
 use super::super::ids::{Part, TaskNo, WorkerId};
@@ -20,7 +20,7 @@ use super::start::deadline;
 use super::state::{CloseFailure, RunState};
 use super::status::CloseReason;
 use super::steps::invalid;
-use super::{activity, child, held, timer};
+use super::{activity, cancellation, child, held, timer};
 
 /// A caller's wish to close or archive a run.
 #[derive(Clone, Debug)]
@@ -49,6 +49,8 @@ pub enum ObservedLease {
         attempt: u32,
         /// The lease has not run out.
         live: bool,
+        /// Features that the worker knows.
+        knows: i64,
     },
 }
 
@@ -130,7 +132,7 @@ pub(super) fn words(word: &str, why: Option<&str>) -> (String, &'static str) {
 }
 
 /// Fences the closing on the lease that was seen, and remembers its holder.
-fn cut_off_holder(draft: &mut Draft<'_>, lease: &ObservedLease) -> Result<(), Refusal> {
+pub(super) fn cut_off_holder(draft: &mut Draft<'_>, lease: &ObservedLease) -> Result<(), Refusal> {
     let Some(task) = &draft.state.workflow_task else {
         return Ok(());
     };
@@ -142,6 +144,7 @@ fn cut_off_holder(draft: &mut Draft<'_>, lease: &ObservedLease) -> Result<(), Re
             owner,
             attempt,
             live,
+            ..
         } => {
             draft.fence(
                 no,
@@ -160,6 +163,25 @@ fn cut_off_holder(draft: &mut Draft<'_>, lease: &ObservedLease) -> Result<(), Re
         }
     }
     Ok(())
+}
+
+/// Closes the run as cancelled under the request of a cooperative cancellation.
+pub(super) fn cancel_cooperatively(draft: &mut Draft<'_>, context: &CancellationContext) {
+    drop_open(draft, None, CloseReason::Cancelled);
+    let (message, class) = words("cancelled", context.reason.as_deref());
+    let closed = ClosedFromOutside {
+        workflow_command_id: context.request_id.to_string(),
+        workflow_instance_id: draft.state.begun.workflow_id.clone(),
+        workflow_run_id: draft.state.id,
+        failure_id: draft.next_part(Part::Failure),
+        failure_category: "cancelled".into(),
+        closed_reason: CloseReason::Cancelled.as_str().into(),
+        exception_class: class.into(),
+        message,
+        reason: context.reason.clone(),
+    };
+    draft.emit(WorkflowCancelled(closed));
+    child::report_end(draft, None);
 }
 
 /// The run or execution deadline came due. Returns whether the run was closed.
@@ -255,6 +277,9 @@ pub(super) fn drop_rows(draft: &mut Draft<'_>) {
         activity::drop_rows(draft, no);
     }
     timer::drop_rows(draft);
+    if draft.state.cancellation.is_some() {
+        draft.effects.cancel(cancellation::deadline_row());
+    }
     let begun = Arc::clone(&draft.state.begun);
     if begun.run_deadline_at.is_some() {
         draft.effects.cancel(deadline(TimerKind::RunDeadline));
@@ -289,6 +314,12 @@ pub(super) fn fail(draft: &mut Draft<'_>, failure: Failure) -> Result<(), Refusa
         && *step >= draft.state.next_step
     {
         return Err(invalid(&format!("the failed step {step} does not exist")));
+    }
+    if cancellation::ends_cleanup(&draft.state, &failure)
+        && let Some(cancellation) = draft.state.cancellation.clone()
+    {
+        cancel_cooperatively(draft, &cancellation.context);
+        return Ok(());
     }
     wind_up(draft, CloseReason::Failed);
     drop_rows(draft);

@@ -8,7 +8,7 @@ use super::super::ids::Part;
 use super::close;
 use super::draft::Draft;
 use super::fact::Begun;
-use super::start::start_successor;
+use super::start::{Carried, start_successor};
 use super::state::Held;
 use super::status::CloseReason;
 
@@ -47,8 +47,8 @@ pub(super) fn continue_as_new(draft: &mut Draft<'_>, command: ContinueAsNew) {
         workflow_link_id,
         closed_reason: CloseReason::Continued.as_str().into(),
     });
-    let streams = draft.state.streams_to_carry();
-    let successor = start_successor(run_id, begun, inputs, streams, now, now, draft.settings);
+    let carried = Carried::from(&draft.state);
+    let successor = start_successor(run_id, begun, inputs, carried, now, now, draft.settings);
     draft.created.push(successor.write);
 }
 

@@ -55,6 +55,30 @@ pub enum Fact {
     SignalHeld(Signal),
     /// An update was accepted and waits for the open workflow task to close.
     UpdateHeld(Update),
+    /// The open workflow task was given back until what it waits for has ended.
+    TaskReleased {
+        /// Its number.
+        no: TaskNo,
+    },
+    /// A child was asked to cancel on behalf of the run's own cancellation.
+    ChildAsked {
+        /// Its step.
+        step: Step,
+    },
+    /// An activity was asked to cancel on behalf of the run's cancellation.
+    ActivityAsked {
+        /// Its task.
+        no: TaskNo,
+    },
+    /// A worker has stopped an activity that was cancelled.
+    CallbackStopped {
+        /// Its task.
+        no: TaskNo,
+        /// The hand-out.
+        attempt: u32,
+        /// When.
+        at: Timestamp,
+    },
     /// A message of a stream was accepted.
     MessageTaken {
         /// The stream.
@@ -249,6 +273,8 @@ pub enum CommandKind {
     Update,
     /// Message of a stream.
     Message,
+    /// Cancellation with the workflow's cooperation.
+    RequestCancellation,
     /// Cancel.
     Cancel,
     /// Terminate.
@@ -265,6 +291,7 @@ impl CommandKind {
             Self::Signal => "signal",
             Self::Update => "update",
             Self::Message => "message",
+            Self::RequestCancellation => "request_cancellation",
             Self::Cancel => "cancel",
             Self::Terminate => "terminate",
             Self::Archive => "archive",

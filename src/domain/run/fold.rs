@@ -3,12 +3,14 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use super::super::command::CancellationPolicy;
 use super::super::event::{Body, Event};
 use super::super::features;
 use super::super::ids::{Part, Step, TaskNo, part_id};
 use super::super::limits::{COMMANDS_SHOWN, RECEIPTS_KEPT};
 use super::super::parallel::{Group, LeafEnd, Member, Path, StepKind};
 use super::attributes::{Attributes, Memo};
+use super::cancellation::Stopped;
 use super::fact::{Fact, Receipt, Resume};
 use super::state::{Activity, Close, Held, RunState, WorkflowTask};
 use super::status::CloseReason;
@@ -65,6 +67,18 @@ impl RunState {
             Fact::UpdateHeld(update) => {
                 self.held.push_back(Arc::new(Held::Update(update.clone())));
             }
+            Fact::TaskReleased { .. } => {
+                // The worker has seen all there is, and found that it must wait.
+                self.workflow_task = None;
+                self.acted_on = self.last_event();
+            }
+            Fact::ChildAsked { step } => self.asked(|asked| asked.children_asked.push(*step)),
+            Fact::ActivityAsked { no } => self.asked(|asked| asked.activities_asked.push(*no)),
+            Fact::CallbackStopped { no, attempt, at } => self.stopped.push(Stopped {
+                no: *no,
+                attempt: *attempt,
+                at: *at,
+            }),
             Fact::MessageTaken { .. }
             | Fact::MessageRepeated { .. }
             | Fact::MessagesDelivered { .. }
@@ -151,6 +165,12 @@ impl RunState {
                 self.last_wake = event.sequence;
             }
             Body::MessageCursorAdvanced(advanced) => self.advance_cursor(advanced),
+            Body::CooperativeCancellationRequested(requested) => {
+                self.apply_cancellation_request(requested, event.sequence);
+            }
+            Body::CooperativeCancellationDelivered(delivered) => {
+                self.apply_cancellation_delivery(delivered, event.recorded_at);
+            }
             Body::SelectionOperationCancelled(cancelled) => self.give_up_member(cancelled),
             Body::WorkflowCompleted(_)
             | Body::WorkflowFailed(_)
@@ -195,6 +215,12 @@ impl RunState {
                         available_at: event.recorded_at,
                         failures: 0,
                         started: 0,
+                        cancellation: scheduled
+                            .activity
+                            .cancellation_policy
+                            .as_deref()
+                            .and_then(CancellationPolicy::from_word)
+                            .unwrap_or(CancellationPolicy::TryCancel),
                     }),
                 );
             }
@@ -221,7 +247,7 @@ impl RunState {
             Body::ActivityCancelled(end) => {
                 let no = end.keys.activity_task_id.no;
                 if self.activities.contains_key(&no) {
-                    self.cancelled_activities.insert(no);
+                    self.cancelled_activities.insert(no, event.sequence);
                 }
                 self.end_activity(no, event, true);
             }

@@ -49,6 +49,7 @@ pub(super) fn record(draft: &mut Draft<'_>, command: LocalActivity, holder: &str
             connection: None,
             queue: draft.state.begun.queue.clone(),
             arguments: command.arguments,
+            cancellation_policy: None,
         },
     });
     let count = command.attempts.len();

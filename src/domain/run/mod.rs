@@ -6,6 +6,7 @@
 mod activity;
 mod archive;
 mod attributes;
+mod cancellation;
 mod child;
 mod close;
 mod condition;
@@ -35,6 +36,7 @@ mod tests;
 pub use activity::{ActivityOutcome, ActivityReport, Beat, Overdue, OverdueKind, started_event};
 pub(crate) use attributes::is_attribute_name;
 pub use attributes::{Attributes, Memo};
+pub use cancellation::{Cancellation, CancellationRequest, DeliveryReport, Stopped};
 pub use child::{ChildClosed, ChildFailure, ChildOutcome};
 pub use close::{CloseRequest, ObservedLease};
 pub use fact::{
@@ -138,6 +140,26 @@ pub enum Input {
     Signal(InputRequest),
     /// An update arrived.
     Update(InputRequest),
+    /// A caller, or the parent, cancels the run with its cooperation.
+    RequestCancellation(CancellationRequest),
+    /// A worker delivers a cancellation to the workflow's code.
+    DeliverCancellation(DeliveryReport),
+    /// A worker has stopped an activity that was cancelled.
+    CallbackStopped {
+        /// The activity's task.
+        no: TaskNo,
+        /// The hand-out.
+        attempt: u32,
+    },
+    /// The lease of an activity that was asked to cancel was lost.
+    CancelledHolderLost {
+        /// The task.
+        no: TaskNo,
+        /// The hand-out.
+        attempt: u32,
+        /// The holder.
+        owner: WorkerId,
+    },
     /// A message of a stream arrived.
     Message(MessageRequest),
     /// A message of a stream arrived again.
@@ -189,6 +211,12 @@ pub fn decide(
         Input::TimersDue { keys, lease } => timer::due(draft, &keys, &lease),
         Input::Signal(request) => signal::accept(draft, request),
         Input::Update(request) => update::accept(draft, request),
+        Input::RequestCancellation(request) => cancellation::request(draft, request),
+        Input::DeliverCancellation(report) => cancellation::deliver(draft, report),
+        Input::CallbackStopped { no, attempt } => cancellation::stopped(draft, no, attempt),
+        Input::CancelledHolderLost { no, attempt, owner } => {
+            activity::cancelled_holder_lost(draft, no, attempt, owner)
+        }
         Input::Message(request) => stream::accept(draft, request),
         Input::MessageRepeated { stream, id } => stream::repeated(draft, stream, id),
         Input::RejectUpdate(request, rejection) => update::reject(draft, request, rejection),

@@ -3,8 +3,10 @@
 use std::sync::Arc;
 
 use super::super::decision::Decision;
+use super::super::event::Delivery;
 use super::super::ids::{RunId, TaskNo};
 use super::super::limits::LimitKind;
+use super::super::time::Timestamp;
 use super::fact::{Receipt, ReportKind};
 use super::state::Close;
 
@@ -52,6 +54,22 @@ pub enum Reply {
         command: u64,
         /// The update.
         id: Arc<str>,
+    },
+    /// A cancellation was asked for.
+    CancellationRequested {
+        /// It had been asked for before.
+        duplicate: bool,
+    },
+    /// A cancellation was delivered, now or before.
+    CancellationDelivered,
+    /// A cancellation waits for the end of what it interrupts; the task was given back.
+    CancellationWaits(&'static str),
+    /// A cancelled activity is known to have stopped.
+    StopAcknowledged {
+        /// It had been known before.
+        duplicate: bool,
+        /// Since when.
+        at: Timestamp,
     },
     /// A message of a stream was accepted.
     MessageTaken {
@@ -101,6 +119,17 @@ pub enum Refusal {
     InvalidCommands(String),
     /// The entries of a memo cannot be merged.
     InvalidMemo(String),
+    /// No cancellation of this id was asked for.
+    NoSuchCancellation,
+    /// The cancellation was delivered at another call.
+    OtherDelivery(Delivery),
+    /// A worker that does not know of cancellations holds the workflow task.
+    ClaimCannotCooperate {
+        /// The task.
+        no: TaskNo,
+        /// The hand-out.
+        attempt: u32,
+    },
     /// What a completion says about message streams is not so.
     InvalidStreams {
         /// The field at fault.

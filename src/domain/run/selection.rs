@@ -82,7 +82,7 @@ pub(super) fn cancel(
     }
     draft.emit(command);
     for activity in &open.activities {
-        activity::give_up_for_selection(draft, activity);
+        activity::withdraw(draft, activity);
     }
     for timer in &open.timers {
         timer::cancel(draft, timer);

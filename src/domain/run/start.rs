@@ -5,14 +5,14 @@ use std::sync::Arc;
 use crate::payload::Payload;
 
 use super::super::decision::{Claim, Decision, TimerKey, TimerKind};
-use super::super::event::{Json, StartAccepted, WorkflowStarted};
+use super::super::event::{CancellationContext, Json, StartAccepted, WorkflowStarted};
 use super::super::ids::{Namespace, RunId, TaskQueue, WorkflowId};
 use super::super::time::Timestamp;
-use super::Settings;
 use super::draft::Draft;
 use super::fact::{Begun, CommandKind, Contract, Fact, ParentLink, Resume};
 use super::state::{Held, RunState};
 use super::stream::{self, Stream};
+use super::{Settings, cancellation};
 
 /// A start as the control plane accepted it.
 #[derive(Clone, Debug)]
@@ -98,20 +98,45 @@ pub fn start(run: RunId, request: StartRequest, now: Timestamp, settings: &Setti
     open(draft, Some(command))
 }
 
+/// What a run takes over from the one before it.
+#[derive(Default)]
+pub(super) struct Carried {
+    /// The workflow's streams.
+    pub streams: Vec<(Arc<str>, Stream)>,
+    /// A cancellation that the workflow has not heard of.
+    pub cancellation: Option<CancellationContext>,
+}
+
+impl Carried {
+    pub(super) fn from(state: &RunState) -> Self {
+        let undelivered = state
+            .cancellation
+            .as_ref()
+            .filter(|cancellation| cancellation.delivered.is_none());
+        Self {
+            streams: state.streams_to_carry(),
+            cancellation: undelivered.map(|cancellation| cancellation.context.clone()),
+        }
+    }
+}
+
 /// Starts a run that another one makes: a child, the next try of one, or a successor with the inputs
 /// that the run before it did not take. Its first task may be handed out from `available_at` on.
 pub(super) fn start_successor(
     run: RunId,
     begun: Begun,
     held: impl IntoIterator<Item = Held>,
-    streams: Vec<(Arc<str>, Stream)>,
+    carried: Carried,
     available_at: Timestamp,
     now: Timestamp,
     settings: &Settings,
 ) -> Decision {
     let mut draft = begin(run, begun, now, settings);
     announce(&mut draft, None);
-    stream::carry_over(&mut draft, streams);
+    stream::carry_over(&mut draft, carried.streams);
+    if let Some(context) = carried.cancellation {
+        cancellation::carry_over(&mut draft, context);
+    }
     draft.open_workflow_task_at(Resume::Start, available_at);
     for input in held {
         draft.note(match input {

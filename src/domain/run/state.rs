@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::payload::Payload;
 
-use super::super::command::ClosePolicy;
+use super::super::command::{CancellationPolicy, ClosePolicy};
 use super::super::decision::{TimerKey, TimerKind};
 use super::super::event::Json;
 use super::super::ids::{RunId, Step, TaskNo, TaskQueue, WorkerId, WorkflowId};
@@ -14,6 +14,7 @@ use super::super::parallel::{Group, Path, Resolution};
 use super::super::retry::Policy;
 use super::super::time::Timestamp;
 use super::attributes::{Attributes, Memo};
+use super::cancellation::{Cancellation, Stopped};
 use super::fact::{Begun, Command, Digest, Receipt, ReportKind, Resume, Signal, Update};
 use super::status::{CloseReason, Status};
 use super::stream::Stream;
@@ -103,6 +104,8 @@ pub struct Activity {
     pub failures: u32,
     /// The last hand-out that history shows.
     pub started: u32,
+    /// What a cancellation does to it.
+    pub cancellation: CancellationPolicy,
 }
 
 impl Activity {
@@ -197,6 +200,8 @@ pub struct Child {
     pub workflow_type: Arc<str>,
     /// What becomes of it when this run closes.
     pub close_policy: ClosePolicy,
+    /// What a cancellation of this run does to it.
+    pub cancellation: CancellationPolicy,
     /// Place in parallel groups.
     pub path: Option<Path>,
 }
@@ -254,8 +259,8 @@ pub struct RunState {
     pub last_input: u64,
     /// Open activities, by task.
     pub activities: BTreeMap<TaskNo, Arc<Activity>>,
-    /// Activities that a selection gave up on while a worker may still run them.
-    pub cancelled_activities: BTreeSet<TaskNo>,
+    /// Activities that were cancelled while a worker may still run them, and the event that says so.
+    pub cancelled_activities: BTreeMap<TaskNo, u64>,
     /// Open timers, by step.
     pub timers: BTreeMap<Step, Arc<Timer>>,
     /// Open children, by step.
@@ -278,6 +283,10 @@ pub struct RunState {
     pub update: Option<Arc<Update>>,
     /// The most recent updates that have one.
     pub answered: VecDeque<Answered>,
+    /// The cancellation that was asked for with the workflow's cooperation.
+    pub cancellation: Option<Arc<Cancellation>>,
+    /// Cancelled activities that their workers have stopped.
+    pub stopped: Vec<Stopped>,
     /// Message streams of the workflow.
     pub streams: Arc<BTreeMap<Arc<str>, Stream>>,
     /// Values that the workflow shows to callers.
@@ -326,7 +335,7 @@ impl RunState {
             acted_on: 0,
             last_input: 0,
             activities: BTreeMap::new(),
-            cancelled_activities: BTreeSet::new(),
+            cancelled_activities: BTreeMap::new(),
             timers: BTreeMap::new(),
             children: BTreeMap::new(),
             conditions: BTreeMap::new(),
@@ -338,6 +347,8 @@ impl RunState {
             held: VecDeque::new(),
             update: None,
             answered: VecDeque::new(),
+            cancellation: None,
+            stopped: Vec::new(),
             streams: Arc::default(),
             signals: 0,
             commands: 0,
@@ -396,6 +407,7 @@ impl RunState {
                 .activities
                 .get(&key.no)
                 .is_some_and(|activity| activity.close_deadline().is_some()),
+            TimerKind::CleanupDeadline => self.cancellation.is_some(),
             TimerKind::RunDeadline => self.begun.run_deadline_at.is_some(),
             TimerKind::ExecutionDeadline => self.begun.execution_deadline_at.is_some(),
         }

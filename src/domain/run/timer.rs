@@ -14,7 +14,7 @@ use super::fold::StepEnd;
 use super::outcome::{Refusal, Reply, Verdict};
 use super::state::{RunState, Timer};
 use super::{Settings, activity};
-use super::{condition, signal};
+use super::{cancellation, condition, signal};
 
 /// Records a timer. One without delay is fired by the caller in the same decision.
 pub(super) fn schedule(draft: &mut Draft<'_>, step: Step, command: StartTimer) {
@@ -143,6 +143,7 @@ fn one_due(draft: &mut Draft<'_>, key: TimerKey, lease: &ObservedLease) -> Resul
             }
             Ok(due)
         }
+        TimerKind::CleanupDeadline => cancellation::deadline_passed(draft, lease),
         TimerKind::ConditionTimeout => Ok(condition::timeout_due(draft, key.no)),
         TimerKind::SignalTimeout => Ok(signal::timeout_due(draft, key.no)),
         TimerKind::ScheduleToStart => Ok(activity::start_deadline_passed(draft, key.no)),

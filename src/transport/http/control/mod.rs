@@ -2,6 +2,7 @@
 
 mod answer;
 mod call;
+mod cancellations;
 mod canonical;
 mod commands;
 mod describe;
@@ -55,6 +56,8 @@ pub fn routes() -> scope::Scope<
         .service(streams::describe_message_stream)
         .service(queries::query_workflow)
         .service(queries::query_workflow_run)
+        .service(cancellations::request_workflow_cancellation)
+        .service(cancellations::request_workflow_run_cancellation)
         .service(commands::cancel_workflow)
         .service(commands::cancel_workflow_run)
         .service(commands::terminate_workflow)

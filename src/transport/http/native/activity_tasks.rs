@@ -128,7 +128,13 @@ async fn heartbeat(
             state,
         } => {
             let close = state.close.as_deref();
-            let cancelled = [Reason::RunCancelled, Reason::RunTerminated].map(Reason::as_str);
+            let cancelled = [
+                Reason::RunCancelled,
+                Reason::RunTerminated,
+                Reason::ActivityCancelled,
+                Reason::TaskCancelled,
+            ]
+            .map(Reason::as_str);
             json!({
                 "task_id": task,
                 "activity_attempt_id": attempt_id(attempt),

@@ -11,7 +11,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use crate::domain::command::{
-    ClosePolicy, Command, ContinueAsNew, End, Failure as WorkflowFailure, OpenConditionWait,
+    CancellationPolicy, ClosePolicy, Command, ContinueAsNew, End, Failure as WorkflowFailure, OpenConditionWait,
     OpenSignalWait, ScheduleActivity, StartChild, StartTimer, UpdateAnswer, VersionMarker,
 };
 use crate::domain::event::Json;
@@ -248,7 +248,15 @@ impl Reader<'_> {
                 "worker sessions are not supported by this server",
             );
         }
-        self.only_default_cancellation(&command, "try_cancel");
+        let cancellation = self.cancellation_policy(&command);
+        if cancellation == Some(CancellationPolicy::Abandon)
+            && command.schedule_to_close_timeout.is_none()
+        {
+            self.add(
+                "schedule_to_close_timeout",
+                "is required with cancellation_policy abandon",
+            );
+        }
         let arguments = self.arguments(&command);
         let queue = self.queue(&command);
         let group = self.group(&command);
@@ -257,6 +265,7 @@ impl Reader<'_> {
             arguments,
             queue,
             policy,
+            cancellation,
             path: group,
         })
     }
@@ -283,13 +292,13 @@ impl Reader<'_> {
                 if policy.is_none() {
                     self.add(
                         "parent_close_policy",
-                        "must be abandon, request_cancel or terminate",
+                        "must be abandon, request_cancel, request_cancellation or terminate",
                     );
                 }
                 policy
             }
         };
-        self.only_default_cancellation(&command, "abandon");
+        let cancellation = self.cancellation_policy(&command);
         let execution = self.seconds(
             "execution_timeout_seconds",
             command.execution_timeout_seconds,
@@ -313,6 +322,7 @@ impl Reader<'_> {
             arguments,
             queue,
             close_policy: close_policy?,
+            cancellation,
             policy,
             execution_timeout_seconds: execution,
             run_timeout_seconds: run,

@@ -4,6 +4,7 @@ mod activity_tasks;
 mod answer;
 mod asks;
 mod call;
+mod cancellations;
 mod commands;
 mod leases;
 mod polls;
@@ -21,6 +22,7 @@ use crate::protocol::reason::Reason;
 
 use super::api::Api;
 use super::body;
+pub use cancellations::request_object as cancellation_request;
 pub use tasks::{page_token, read_page_token};
 
 use answer::{Failure, Native};
@@ -55,6 +57,9 @@ pub fn routes() -> scope::Scope<
         .service(asks::poll_update_validation_task)
         .service(asks::approve_update_validation_task)
         .service(asks::reject_update_validation_task)
+        .service(cancellations::deliver_cancellation)
+        .service(cancellations::get_activity_attempt_status)
+        .service(cancellations::acknowledge_activity_cancellation)
         .service(activity_tasks::poll_activity_task)
         .service(activity_tasks::heartbeat_activity_task)
         .service(activity_tasks::complete_activity_task)

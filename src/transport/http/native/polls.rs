@@ -171,7 +171,7 @@ fn knows(version: &Negotiated) -> i64 {
     bit(
         Feature::ConditionWaitOccurrenceIdentity,
         features::OCCURRENCE,
-    )
+    ) | bit(Feature::CooperativeCancellation, features::CANCELLATION)
 }
 
 /// Polls, and shows the task that came.

@@ -13,6 +13,7 @@ use crate::payload::Payload;
 use crate::protocol::budget::Budget;
 
 use super::answer::Failure;
+use super::cancellations::request_object;
 
 /// Events that a page holds, as raw JSON.
 ///
@@ -95,6 +96,8 @@ struct WorkflowTask<'a> {
     task_queue: &'a str,
     connection: Option<&'a str>,
     compatibility: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cancellation_request: Option<Value>,
     #[serde(flatten)]
     resume: ResumeContext,
 }
@@ -267,6 +270,7 @@ pub fn workflow_claim(view: &WorkflowTaskView) -> Result<Vec<u8>, Failure> {
         task_queue: begun.queue.as_str(),
         connection: None,
         compatibility: begun.build_id.as_deref(),
+        cancellation_request: state.cancellation.as_deref().map(request_object),
         resume,
     };
     claim(&task, &view.lease)

@@ -17,6 +17,7 @@ use super::super::fields::Int;
 use super::super::problems::Problems;
 use super::answer::{Answer, Failure, Native};
 use super::call::{Call, WorkerOnly};
+use super::cancellations::request_object;
 use super::commands::{self, CommandRequest};
 use super::leases::{self, Named};
 use super::polls::{self, PollBody};
@@ -183,7 +184,7 @@ async fn heartbeat(
             .with("operation", "heartbeat_workflow_task")
             .with("renewed", false)
     })?;
-    Answer::of(&json!({
+    let mut fields = json!({
         "task_id": task,
         "workflow_task_attempt": renewed.attempt,
         "lease_owner": holder.owner.as_str(),
@@ -192,7 +193,11 @@ async fn heartbeat(
         "run_status": if renewed.state.progressed { "running" } else { "pending" },
         "task_status": "leased",
         "reason": null,
-    }))
+    });
+    if let Some(cancellation) = renewed.state.cancellation.as_deref() {
+        fields["cancellation_request"] = request_object(cancellation);
+    }
+    Answer::of(&fields)
 }
 
 /// `WorkflowTaskCompleteRequest`

@@ -35,6 +35,12 @@ const GATES: &[Gate] = &[
         named: None,
     },
     Gate {
+        feature: Feature::CooperativeCancellation,
+        used: asks_for_cooperation,
+        capability: Some(Reason::ChildCancellationPolicyNotSupported),
+        named: None,
+    },
+    Gate {
         feature: Feature::MemoUpserts,
         used: |c| c.is("upsert_memo"),
         capability: Some(Reason::WorkflowMetadataCapabilityNotAdvertised),
@@ -47,6 +53,16 @@ const GATES: &[Gate] = &[
         named: None,
     },
 ];
+
+/// What an operation does without being told is no wish for cooperation.
+fn asks_for_cooperation(command: &CommandRequest) -> bool {
+    let policy = command.cancellation_policy.as_deref();
+    if command.is("start_child_workflow") {
+        return policy.is_some_and(|policy| policy != "abandon")
+            || command.parent_close_policy.as_deref() == Some("request_cancellation");
+    }
+    command.is("schedule_activity") && policy.is_some_and(|policy| policy != "try_cancel")
+}
 
 /// Whether any of the commands has a gate that asks for the worker's registration.
 pub fn needs_registration(commands: &[CommandRequest]) -> bool {
@@ -81,10 +97,10 @@ pub fn gate(
             continue;
         }
         if !version.allows(gate.feature) {
-            let reason = gate
-                .feature
-                .unavailable()
-                .unwrap_or(Reason::InvalidCommands);
+            let reason = match gate.feature {
+                Feature::CooperativeCancellation => Reason::ChildCancellationPolicyNotSupported,
+                feature => feature.unavailable().unwrap_or(Reason::InvalidCommands),
+            };
             let sentence = format!(
                 "This needs worker protocol {} or newer.",
                 gate.feature.floor()

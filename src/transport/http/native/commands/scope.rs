@@ -1,6 +1,8 @@
 //! Which fields belong to which commands (worker plane, command grammar): a field that is sent with
 //! another command is a problem.
 
+use crate::domain::command::CancellationPolicy;
+
 use super::{CommandRequest, Reader};
 
 /// Fields that only some types of command may carry, and which.
@@ -65,6 +67,11 @@ const SCOPES: &[Scope] = &[
         &["start_child_workflow"],
     ),
     ("non_retryable", |c| c.non_retryable.is_some(), FAILURES),
+    (
+        "cancellation_policy",
+        |c| c.cancellation_policy.is_some(),
+        &["schedule_activity", "start_child_workflow"],
+    ),
     ("exception", |c| c.exception.is_some(), &["fail_workflow"]),
     (
         "failed_step_sequence",
@@ -150,18 +157,21 @@ impl Reader<'_> {
         }
     }
 
-    /// Cooperative cancellation is not part of this server; what an operation does without it may be
-    /// named.
-    pub(super) fn only_default_cancellation(&mut self, command: &CommandRequest, default: &str) {
-        if let Some(policy) = &command.cancellation_policy
-            && policy != default
-        {
+    /// What a cancellation does to the operation, if the command says so.
+    pub(super) fn cancellation_policy(
+        &mut self,
+        command: &CommandRequest,
+    ) -> Option<CancellationPolicy> {
+        self.only_root_scope(command);
+        let word = command.cancellation_policy.as_deref()?;
+        let policy = CancellationPolicy::from_word(word);
+        if policy.is_none() {
             self.add(
                 "cancellation_policy",
-                "cooperative cancellation is not supported by this server",
+                "must be try_cancel, wait_cancellation_completed or abandon",
             );
         }
-        self.only_root_scope(command);
+        policy
     }
 
     pub(super) fn only_root_scope(&mut self, command: &CommandRequest) {
