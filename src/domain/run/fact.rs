@@ -11,7 +11,8 @@ use super::super::event::Json;
 use super::super::ids::{Namespace, RunId, TaskNo, TaskQueue, WorkerId, WorkflowId};
 use super::super::time::Timestamp;
 
-/// One fact.
+/// One fact. The name is the key around it: an inner tag would make serde hold the fact in a buffer,
+/// which raw JSON (memo, search attributes) cannot be read from.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Fact {
