@@ -211,6 +211,8 @@ pub struct Activity {
     pub failures: u32,
     /// The last hand-out that history shows.
     pub started: u32,
+    /// The last hand-out that ended in a retry; nothing that comes under it counts any more.
+    pub ended: u32,
 }
 
 impl Activity {
@@ -473,6 +475,7 @@ impl RunState {
                         available_at: event.recorded_at,
                         failures: 0,
                         started: 0,
+                        ended: 0,
                     }),
                 );
             }
@@ -485,6 +488,7 @@ impl RunState {
                 self.change_activity(retry.keys.activity_task_id.no, |activity| {
                     activity.failures += 1;
                     activity.available_at = retry.retry_available_at;
+                    activity.ended = retry.retry_after_attempt;
                 });
             }
             Body::ActivityCompleted(end) => {
