@@ -184,7 +184,9 @@ pub enum Resume {
     },
     /// A signal was recorded.
     Signal {
-        /// The command that brought it.
+        /// The run that accepted it, which is another one when it was moved to a successor.
+        run: RunId,
+        /// The command that brought it there.
         n: u64,
         /// Its name.
         name: Arc<str>,

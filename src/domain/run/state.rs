@@ -532,15 +532,18 @@ impl RunState {
                 let held = self.held.front().is_some_and(|held| {
                     signal.signal_id == super::signal::signal_id(held.run, held.n)
                 });
-                let n = if held {
-                    self.held.pop_front().map_or(0, |held| held.n)
-                } else {
-                    self.signals += 1;
-                    self.commands
+                let released = if held { self.held.pop_front() } else { None };
+                let (run, n) = match released {
+                    Some(held) => (held.run, held.n),
+                    None => {
+                        self.signals += 1;
+                        (self.id, self.commands)
+                    }
                 };
                 self.wake(
                     event.sequence,
                     Resume::Signal {
+                        run,
                         n,
                         name: Arc::clone(&signal.signal_name),
                     },
