@@ -128,18 +128,31 @@ fn cut_off_holder(draft: &mut Draft<'_>, lease: &ObservedLease) -> Result<(), Re
             attempt,
             live,
         } => {
+            // A hand-out that was reported is over, although its row may say otherwise: a decision
+            // that is merged with the report is fenced on the row before both.
+            if draft.state.receipt(no, *attempt).is_some() {
+                return Err(Refusal::LeaseNeeded);
+            }
+            let (holder, attempt) = (owner.clone(), *attempt);
             draft.fence(
                 no,
-                Hold::Seen {
-                    owner: owner.clone(),
-                    attempt: *attempt,
+                if *live {
+                    Hold::Live {
+                        owner: holder,
+                        attempt,
+                    }
+                } else {
+                    Hold::Seen {
+                        owner: holder,
+                        attempt,
+                    }
                 },
             );
             if *live {
                 draft.note(Fact::ClosedUnderLease {
                     no,
                     owner: owner.clone(),
-                    attempt: *attempt,
+                    attempt,
                 });
             }
         }
