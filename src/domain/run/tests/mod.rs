@@ -6,5 +6,18 @@
     reason = "a failed unwrap, expectation or match is a failed test"
 )]
 
+mod activity;
+mod close;
+mod commands;
+mod continue_as_new;
+mod deadline;
 mod kit;
+mod limits;
+mod merge;
+mod parallel;
+mod receipts;
+mod signal;
 mod start;
+mod timeouts;
+mod timer;
+mod workflow_task;

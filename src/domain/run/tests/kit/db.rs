@@ -45,9 +45,8 @@ pub struct Row {
     pub attempt: u32,
     pub lease: Option<Lease>,
     pub beat: Option<Beat>,
-    lease_ms: u64,
-    start_to_close_ms: Option<u64>,
-    heartbeat_ms: Option<u64>,
+    /// The task as it was opened.
+    pub task: NewTask,
 }
 
 impl Row {
@@ -58,9 +57,7 @@ impl Row {
             attempt: 0,
             lease: None,
             beat: None,
-            lease_ms: task.lease_ms,
-            start_to_close_ms: task.start_to_close_ms,
-            heartbeat_ms: task.heartbeat_ms,
+            task: task.clone(),
         };
         if let Some(to) = &task.handed_to {
             row.hand_out(&to.owner, now, seen);
@@ -74,9 +71,9 @@ impl Row {
         self.beat = None;
         self.lease = Some(Lease {
             owner: owner.clone(),
-            expires_at: now.plus_millis(self.lease_ms),
-            start_to_close_at: self.start_to_close_ms.map(|ms| now.plus_millis(ms)),
-            heartbeat_due_at: self.heartbeat_ms.map(|ms| now.plus_millis(ms)),
+            expires_at: now.plus_millis(self.task.lease_ms),
+            start_to_close_at: self.task.start_to_close_ms.map(|ms| now.plus_millis(ms)),
+            heartbeat_due_at: self.task.heartbeat_ms.map(|ms| now.plus_millis(ms)),
             seen,
         });
     }
@@ -344,7 +341,7 @@ impl Db {
         else {
             return false;
         };
-        let (lease_ms, heartbeat_ms) = (row.lease_ms, row.heartbeat_ms);
+        let (lease_ms, heartbeat_ms) = (row.task.lease_ms, row.task.heartbeat_ms);
         let Some(lease) = row.lease.as_mut().filter(|lease| lease.expires_at > now) else {
             return false;
         };

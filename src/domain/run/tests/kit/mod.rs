@@ -4,6 +4,6 @@ mod bench;
 mod db;
 mod make;
 
-pub use bench::{Bench, Held, Outcome, reported};
+pub use bench::{Bench, Held, Outcome, reported, returned};
 pub use db::{Commit, Db, Lost, Row, Stored};
 pub use make::*;
