@@ -18,6 +18,8 @@ mod parallel;
 mod receipts;
 mod signal;
 mod start;
+mod table_activity;
+mod table_workflow;
 mod timeouts;
 mod timer;
 mod workflow_task;

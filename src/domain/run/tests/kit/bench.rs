@@ -120,6 +120,7 @@ pub fn reported(reply: &Reply) -> (ReportKind, Vec<TaskNo>, Option<TaskNo>, bool
 }
 
 /// One run, driven by inputs.
+#[derive(Clone)]
 pub struct Bench {
     pub db: Db,
     pub run: RunId,
