@@ -14,6 +14,7 @@ mod deadline;
 mod kit;
 mod limits;
 mod merge;
+mod model;
 mod parallel;
 mod receipts;
 mod signal;

@@ -5,5 +5,5 @@ mod db;
 mod make;
 
 pub use bench::{Bench, Held, Outcome, reported, returned};
-pub use db::{Commit, Db, Lost, Row, Stored};
+pub use db::{Db, Lost, Stored};
 pub use make::*;
