@@ -6,6 +6,7 @@ mod compare;
 mod inputs;
 mod life;
 mod react;
+mod react_attempts;
 mod rng;
 mod rules;
 mod world;
