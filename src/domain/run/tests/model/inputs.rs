@@ -331,10 +331,15 @@ fn random_group(rng: &mut Rng, base: Step) -> Vec<Command> {
             placed(member(rng), levels)
         })
         .collect();
-    if rng.percent(4) {
-        match rng.below(4) {
+    if rng.percent(6) {
+        match rng.below(5) {
             0 => {
                 group.pop();
+            }
+            3 => {
+                // The outer group is whole, an inner one is not.
+                let last = vec![level(base, size, size - 1), level(base + size - 1, 2, 0)];
+                group[size as usize - 1] = placed(member(rng), last);
             }
             1 => group.reverse(),
             2 => group.push(placed(timer(5), vec![level(base, size + 1, size)])),
@@ -377,9 +382,17 @@ fn sent_again(rng: &mut Rng, model: &Model) -> Vec<Command> {
             placed(command, levels.unwrap_or_default())
         })
         .collect();
-    if rng.percent(5) {
+    if rng.percent(10) {
         let place = rng.below(again.len());
-        again[place] = placed(side_or_timer(rng), vec![entry.clone()]);
+        let step = base + u32::try_from(place).unwrap();
+        let mut levels = vec![PathEntry {
+            parallel_group_index: step - base,
+            ..entry.clone()
+        }];
+        if rng.percent(50) {
+            levels.push(level(step, 1, 0));
+        }
+        again[place] = placed(side_or_timer(rng), levels);
     }
     again
 }

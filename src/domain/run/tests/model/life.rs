@@ -14,9 +14,9 @@ use crate::domain::run::{
 use crate::domain::time::Timestamp;
 use crate::payload::Payload;
 
-const ACTIONS: usize = 150;
+const ACTIONS: usize = 120;
 /// Actions on a workflow that has closed; they find little to do.
-const ACTIONS_AFTER: usize = 25;
+const ACTIONS_AFTER: usize = 18;
 
 impl World {
     /// A life: random actions, then quiet.

@@ -127,7 +127,7 @@ impl World {
         let mut world = Self {
             // The whole history is folded at the end; folding each batch on the way finds it sooner.
             db: Db {
-                fold_every: 5,
+                fold_every: 10,
                 ..Db::default()
             },
             models: BTreeMap::from([(run, model)]),
