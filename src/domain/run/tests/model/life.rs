@@ -164,7 +164,9 @@ impl World {
                 );
             }
         }
-        moments.retain(|at| *at > self.now);
+        // A parked task waits for an operator, until the end of time.
+        let horizon = t0().plus_seconds(1_000_000_000);
+        moments.retain(|at| *at > self.now && *at < horizon);
         moments.into_iter().min()
     }
 
@@ -385,9 +387,8 @@ impl World {
                 continue;
             }
             match self.next_moment() {
-                // A parked task waits for an operator.
-                Some(at) if at < t0().plus_seconds(1_000_000_000) => self.now = at,
-                _ => return,
+                Some(at) => self.now = at,
+                None => return,
             }
         }
         panic!("it never comes to rest");
