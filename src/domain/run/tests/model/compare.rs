@@ -19,11 +19,7 @@ pub fn label(decided: &Result<Verdict, Refusal>) -> String {
     let reply = match decided {
         Ok(Verdict::Answer(reply) | Verdict::Commit(_, reply)) => reply,
         Err(Refusal::Limit { kind, .. }) => return format!("refused Limit {kind:?}"),
-        Err(refusal) => {
-            let text = format!("{refusal:?}");
-            let name = text.split(['(', ' ']).next().unwrap_or_default();
-            return format!("refused {name}");
-        }
+        Err(refusal) => return format!("refused {}", refusal_name(refusal)),
     };
     match reply {
         Reply::Done => "done".to_owned(),
@@ -43,10 +39,43 @@ pub fn label(decided: &Result<Verdict, Refusal>) -> String {
     }
 }
 
+fn refusal_name(refusal: &Refusal) -> &'static str {
+    match refusal {
+        Refusal::UnknownTask => "UnknownTask",
+        Refusal::TaskNotOpen => "TaskNotOpen",
+        Refusal::AlreadyReported(_) => "AlreadyReported",
+        Refusal::RunClosed(_) => "RunClosed",
+        Refusal::RunTimedOut(_) => "RunTimedOut",
+        Refusal::StaleAttempt => "StaleAttempt",
+        Refusal::InvalidCommands(_) => "InvalidCommands",
+        Refusal::Limit { .. } => "Limit",
+        Refusal::NotActive(_) => "NotActive",
+        Refusal::NotClosed => "NotClosed",
+        Refusal::NotCurrent(_) => "NotCurrent",
+        Refusal::LeaseNeeded => "LeaseNeeded",
+        Refusal::NothingToDo => "NothingToDo",
+    }
+}
+
+fn input_name(input: &Input) -> &'static str {
+    match input {
+        Input::CompleteWorkflowTask { .. } => "CompleteWorkflowTask",
+        Input::FailWorkflowTask { .. } => "FailWorkflowTask",
+        Input::AttemptStarted { .. } => "AttemptStarted",
+        Input::ReportActivity(_) => "ReportActivity",
+        Input::Overdue(_) => "Overdue",
+        Input::GiveUp { .. } => "GiveUp",
+        Input::TimersDue { .. } => "TimersDue",
+        Input::Signal(_) => "Signal",
+        Input::Cancel(_) => "Cancel",
+        Input::Terminate(_) => "Terminate",
+        Input::Archive(_) => "Archive",
+    }
+}
+
 /// A kind of input and its kind of outcome.
 pub fn outcome(input: &Input, label: &str) -> String {
-    let text = format!("{input:?}");
-    let name = text.split(['(', ' ']).next().unwrap_or_default();
+    let name = input_name(input);
     let again = label.contains("again=true");
     let kind: Vec<&str> = label
         .split(' ')

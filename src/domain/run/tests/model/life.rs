@@ -14,7 +14,7 @@ use crate::domain::run::{
 use crate::domain::time::Timestamp;
 use crate::payload::Payload;
 
-const ACTIONS: usize = 120;
+const ACTIONS: usize = 100;
 /// Actions on a workflow that has closed; they find little to do.
 const ACTIONS_AFTER: usize = 18;
 
@@ -53,7 +53,7 @@ impl World {
                 let flight = self.in_flight.remove(0);
                 let _ = self.land(flight);
             }
-            47..=50 => self.together(run),
+            47..=49 => self.together(run),
             _ => {
                 if let Some((run, input)) = self.some_input(run) {
                     let is_report = matches!(
