@@ -162,8 +162,8 @@ fn resume_context(state: &RunState, resume: &Resume) -> ResumeContext {
             }
         }
         // The signal is in the history; naming it here would make an SDK take it twice.
-        Resume::Signal { n, .. } => {
-            let id = part_id(run, Part::Signal, *n);
+        Resume::Signal { n, run: of, .. } => {
+            let id = part_id(*of, Part::Signal, *n);
             ResumeContext {
                 workflow_wait_kind: Some("signal"),
                 open_wait_id: Some(format!("signal-application:{id}")),
