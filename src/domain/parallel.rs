@@ -78,13 +78,14 @@ impl Path {
         &self.0
     }
 
-    /// Whether every entry puts the command at `step`.
+    /// Whether every entry puts the command at `step`, inside its group.
     pub fn is_at(&self, step: Step) -> bool {
         self.0.iter().all(|entry| {
-            entry
-                .parallel_group_base_sequence
-                .checked_add(entry.parallel_group_index)
-                == Some(step)
+            entry.parallel_group_index < entry.parallel_group_size
+                && entry
+                    .parallel_group_base_sequence
+                    .checked_add(entry.parallel_group_index)
+                    == Some(step)
         })
     }
 
@@ -248,11 +249,6 @@ impl Group {
     /// The leaf recorded at `index`.
     pub fn member(&self, index: u32) -> Option<&Member> {
         self.members.get(index as usize)?.as_ref()
-    }
-
-    /// Every leaf has been recorded.
-    pub fn is_whole(&self) -> bool {
-        self.members.iter().all(Option::is_some)
     }
 
     /// The event that finished the group.

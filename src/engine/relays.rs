@@ -9,7 +9,7 @@ use super::error::{ApplyError, Fault};
 use super::{CancellationError, CommandError, CommandTarget, Core, Engine, Swept, runs};
 use crate::domain::decision::{Relay, RunWrite};
 use crate::domain::ids::RunId;
-use crate::domain::run::{ChildClosed, CancellationRequest, CommandKind, Input, ObservedLease};
+use crate::domain::run::{CancellationRequest, ChildClosed, CommandKind, Input, ObservedLease};
 use crate::store::relays::{self, Waiting};
 
 /// Relays that may wait for delivery; what is over is found by the sweep.

@@ -8,9 +8,9 @@ use super::polls::Page;
 use super::runs::{self, Applied};
 use crate::domain::command::Command;
 use crate::domain::event::Json;
+use crate::domain::features;
 use crate::domain::ids::{Namespace, TaskId, WorkerId};
 use crate::domain::limits::LimitKind;
-use crate::domain::features;
 use crate::domain::routing::TaskKind;
 use crate::domain::run::{
     ActivityOutcome, ActivityReport, Beat, Close, Digest, Input, Receipt, Refusal, Reply, RunState,
@@ -546,7 +546,15 @@ impl Engine {
         if fresh.state.cancellation.is_none() || last <= seen {
             return Ok((seen, fresh));
         }
-        if !lease::show(&core.store.hot, holder.task, &holder.owner, row.attempt, last).await? {
+        if !lease::show(
+            &core.store.hot,
+            holder.task,
+            &holder.owner,
+            row.attempt,
+            last,
+        )
+        .await?
+        {
             return Ok((seen, fresh));
         }
         core.leases.shown(holder.task, row.attempt, last);
@@ -586,7 +594,9 @@ impl Engine {
                 _ => "run_closed",
             },
             None if state.receipt(holder.task.no, attempt).is_some() => "attempt_closed",
-            None if state.cancelled_activities.contains_key(&holder.task.no) => "activity_cancelled",
+            None if state.cancelled_activities.contains_key(&holder.task.no) => {
+                "activity_cancelled"
+            }
             None if !state.activities.contains_key(&holder.task.no) => "activity_not_running",
             None => match self.explain(&holder, TaskKind::Activity, attempt).await? {
                 refused

@@ -250,7 +250,7 @@ pub(super) fn report(mut draft: Draft<'_>, report: ActivityReport) -> Result<Ver
     let Some(activity) = draft.state.activities.get(&no).cloned() else {
         return Err(Refusal::StaleAttempt);
     };
-    if attempt < activity.started {
+    if is_over(&activity, attempt) {
         return Err(Refusal::StaleAttempt);
     }
     let owner = report.owner.clone();
@@ -472,7 +472,7 @@ fn retry(
 /// An attempt outlived its own limit. The write is fenced on that still being so.
 pub(super) fn overdue(mut draft: Draft<'_>, overdue: Overdue) -> Result<Verdict, Refusal> {
     let (no, attempt) = (overdue.no, overdue.attempt);
-    let Some(activity) = still_open(&draft, no) else {
+    let Some(activity) = still_open(&draft, no).filter(|a| !is_over(a, attempt)) else {
         return Err(Refusal::NothingToDo);
     };
     let owner = overdue.owner.clone();
@@ -491,7 +491,7 @@ pub(super) fn give_up(
     attempt: u32,
     owner: WorkerId,
 ) -> Result<Verdict, Refusal> {
-    let Some(activity) = still_open(&draft, no) else {
+    let Some(activity) = still_open(&draft, no).filter(|a| !is_over(a, attempt)) else {
         return Err(Refusal::NothingToDo);
     };
     let holder = owner.clone();
@@ -501,6 +501,13 @@ pub(super) fn give_up(
     end_timed_out(&mut draft, &activity, attempt, "start_to_close", message);
     draft.wake();
     Ok(Verdict::Commit(Box::new(draft.finish()), Reply::Done))
+}
+
+/// Whether history shows that this hand-out has ended. The fence on the row does not say so in a
+/// decision that is merged with the one that ended it: a lease outlives its attempt's time limit, so
+/// one row can satisfy the fences of both.
+fn is_over(activity: &Activity, attempt: u32) -> bool {
+    attempt < activity.started || attempt <= activity.ended
 }
 
 fn still_open(draft: &Draft<'_>, no: TaskNo) -> Option<Arc<Activity>> {
@@ -517,6 +524,10 @@ pub(super) fn start_deadline_passed(draft: &mut Draft<'_>, no: TaskNo) -> bool {
     };
     if activity.start_deadline().is_none_or(|at| at > draft.now) {
         return false;
+    }
+    // When several limits have passed, this one counts; it needs no look at the row.
+    if close_deadline_passed(draft, no) {
+        return true;
     }
     draft.effects.cancel(key(TimerKind::ScheduleToStart, no));
     draft.fence(no, Hold::Free);
@@ -536,8 +547,8 @@ pub(super) fn close_deadline_passed(draft: &mut Draft<'_>, no: TaskNo) -> bool {
         draft,
         &activity,
         activity.started,
-        "schedule_to_close",
-        timeout_message("schedule_to_close"),
+        SCHEDULE_TO_CLOSE,
+        timeout_message(SCHEDULE_TO_CLOSE),
     );
     true
 }
@@ -547,9 +558,12 @@ fn time_out_attempt(draft: &mut Draft<'_>, activity: &Activity, attempt: u32, ki
         withdraw(draft, activity);
         return;
     }
+    let out_of_time = activity.close_deadline().is_some_and(|at| at <= draft.now);
+    let kind = if out_of_time { SCHEDULE_TO_CLOSE } else { kind };
     let backoff = activity
         .policy
         .as_deref()
+        .filter(|_| !out_of_time)
         .and_then(|policy| policy.backoff_after(activity.failures + 1));
     match backoff {
         Some(seconds) => {
@@ -570,6 +584,8 @@ fn time_out_attempt(draft: &mut Draft<'_>, activity: &Activity, attempt: u32, ki
         None => end_timed_out(draft, activity, attempt, kind, timeout_message(kind)),
     }
 }
+
+const SCHEDULE_TO_CLOSE: &str = "schedule_to_close";
 
 fn timeout_message(kind: &str) -> String {
     format!("Activity timed out ({kind}).")

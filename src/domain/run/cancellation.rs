@@ -260,8 +260,16 @@ impl Open {
                 .filter(|activity| range.contains(&activity.step))
                 .cloned()
                 .collect(),
-            children: state.children.range(range.clone()).map(|(_, c)| Arc::clone(c)).collect(),
-            timers: state.timers.range(range.clone()).map(|(_, t)| Arc::clone(t)).collect(),
+            children: state
+                .children
+                .range(range.clone())
+                .map(|(_, c)| Arc::clone(c))
+                .collect(),
+            timers: state
+                .timers
+                .range(range.clone())
+                .map(|(_, t)| Arc::clone(t))
+                .collect(),
             conditions: state
                 .conditions
                 .range(range.clone())
@@ -352,7 +360,11 @@ pub(super) fn of_closing(draft: &Draft<'_>, event: u64) -> CancellationContext {
 }
 
 /// What tells a child to cancel with its cooperation.
-pub(super) fn request_relay(draft: &Draft<'_>, child: &Child, context: &CancellationContext) -> Relay {
+pub(super) fn request_relay(
+    draft: &Draft<'_>,
+    child: &Child,
+    context: &CancellationContext,
+) -> Relay {
     Relay::RequestCancellation {
         namespace: draft.state.begun.namespace.clone(),
         workflow_id: child.workflow_id.clone(),
@@ -439,11 +451,7 @@ pub(super) fn ends_cleanup(state: &RunState, failure: &Failure) -> bool {
 }
 
 /// A worker says that it has stopped an activity that was cancelled.
-pub(super) fn stopped(
-    mut draft: Draft<'_>,
-    no: TaskNo,
-    attempt: u32,
-) -> Result<Verdict, Refusal> {
+pub(super) fn stopped(mut draft: Draft<'_>, no: TaskNo, attempt: u32) -> Result<Verdict, Refusal> {
     let at = draft.now;
     let known = draft
         .state
@@ -459,11 +467,7 @@ pub(super) fn stopped(
     if !draft.state.cancelled_activities.contains_key(&no) {
         return Err(Refusal::NothingToDo);
     }
-    draft.note(Fact::CallbackStopped {
-        no,
-        attempt,
-        at,
-    });
+    draft.note(Fact::CallbackStopped { no, attempt, at });
     Ok(Verdict::Commit(
         Box::new(draft.finish()),
         Reply::StopAcknowledged {

@@ -18,6 +18,7 @@ use super::super::ids::{Part, RunId, Step, WorkflowId, part_id};
 use super::super::limits::LimitKind;
 use super::super::parallel::{GroupFields, StepKind};
 use super::super::time::Timestamp;
+use super::cancellation;
 use super::draft::Draft;
 use super::fact::{Begun, Contract, ParentLink, Resume};
 use super::fold::StepEnd;
@@ -25,7 +26,6 @@ use super::outcome::{Refusal, Reply, Verdict};
 use super::start::{Carried, start_successor};
 use super::state::{Child, RunState};
 use super::status::CloseReason;
-use super::cancellation;
 use super::workflow_task::within;
 
 /// How a child ended, as its parent is told.

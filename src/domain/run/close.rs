@@ -8,8 +8,9 @@ use crate::payload::{Codec, Payload};
 use super::super::command::Failure;
 use super::super::decision::{TaskEffect, TimerKind};
 use super::super::event::{
-    Body, CancelRequested, CancellationContext, ClosedFromOutside, Event, Request, TerminateRequested,
-    WorkflowCancelled, WorkflowCompleted, WorkflowFailed, WorkflowTerminated, WorkflowTimedOut,
+    Body, CancelRequested, CancellationContext, ClosedFromOutside, Event, Request,
+    TerminateRequested, WorkflowCancelled, WorkflowCompleted, WorkflowFailed, WorkflowTerminated,
+    WorkflowTimedOut,
 };
 use super::super::ids::{Part, TaskNo, WorkerId};
 use super::super::lease::Hold;
@@ -146,18 +147,31 @@ pub(super) fn cut_off_holder(draft: &mut Draft<'_>, lease: &ObservedLease) -> Re
             live,
             ..
         } => {
+            // A hand-out that was reported is over, although its row may say otherwise: a decision
+            // that is merged with the report is fenced on the row before both.
+            if draft.state.receipt(no, *attempt).is_some() {
+                return Err(Refusal::LeaseNeeded);
+            }
+            let (holder, attempt) = (owner.clone(), *attempt);
             draft.fence(
                 no,
-                Hold::Seen {
-                    owner: owner.clone(),
-                    attempt: *attempt,
+                if *live {
+                    Hold::Live {
+                        owner: holder,
+                        attempt,
+                    }
+                } else {
+                    Hold::Seen {
+                        owner: holder,
+                        attempt,
+                    }
                 },
             );
             if *live {
                 draft.note(Fact::ClosedUnderLease {
                     no,
                     owner: owner.clone(),
-                    attempt: *attempt,
+                    attempt,
                 });
             }
         }

@@ -15,7 +15,8 @@ use super::super::retry::Policy;
 use super::super::time::Timestamp;
 use super::stream::{Message, Stream};
 
-/// One fact.
+/// One fact. The name is the key around it: an inner tag would make serde hold the fact in a buffer,
+/// which raw JSON (memo, search attributes) cannot be read from.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Fact {
@@ -323,10 +324,10 @@ pub enum Resume {
     },
     /// A signal was recorded.
     Signal {
-        /// The command that brought it.
-        n: u64,
-        /// The run that accepted it.
+        /// The run that accepted it, which is another one when it was moved to a successor.
         run: RunId,
+        /// The command that brought it there.
+        n: u64,
         /// Its name.
         name: Arc<str>,
     },

@@ -215,6 +215,7 @@ impl RunState {
                         available_at: event.recorded_at,
                         failures: 0,
                         started: 0,
+                        ended: 0,
                         cancellation: scheduled
                             .activity
                             .cancellation_policy
@@ -233,6 +234,7 @@ impl RunState {
                 self.change_activity(retry.keys.activity_task_id.no, |activity| {
                     activity.failures += 1;
                     activity.available_at = retry.retry_available_at;
+                    activity.ended = retry.retry_after_attempt;
                 });
             }
             Body::ActivityCompleted(end) => {

@@ -106,6 +106,8 @@ pub struct Activity {
     pub started: u32,
     /// What a cancellation does to it.
     pub cancellation: CancellationPolicy,
+    /// The last hand-out that ended in a retry; nothing that comes under it counts any more.
+    pub ended: u32,
 }
 
 impl Activity {

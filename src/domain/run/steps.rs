@@ -1,9 +1,9 @@
 //! Step numbers: which one a command gets, and which commands were recorded before.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 use super::super::ids::Step;
-use super::super::parallel::{Path, StepKind};
+use super::super::parallel::{Path, PathEntry, StepKind};
 use super::draft::Draft;
 use super::outcome::Refusal;
 
@@ -18,7 +18,8 @@ pub(super) enum Numbered {
 /// Numbers the steps of one completion.
 #[derive(Default)]
 pub(super) struct Steps {
-    sent: BTreeSet<Step>,
+    /// New groups by level and base: the first member's entry, and how many leaves there are.
+    sent: BTreeMap<(usize, Step), (PathEntry, u32)>,
 }
 
 impl Steps {
@@ -51,19 +52,26 @@ impl Steps {
                 _ => Err(invalid(&format!("step {step} is taken by another command"))),
             };
         }
-        self.sent.insert(outer.parallel_group_base_sequence);
+        for (level, entry) in path.entries().iter().enumerate() {
+            let (first, leaves) = self
+                .sent
+                .entry((level, entry.parallel_group_base_sequence))
+                .or_insert_with(|| (entry.clone(), 0));
+            if !is_same_group(first, entry) {
+                return Err(invalid(&format!(
+                    "step {step} says another size or kind of its parallel group than a step before it"
+                )));
+            }
+            *leaves += 1;
+        }
         Ok(Numbered::New(step))
     }
 
-    /// After the last command: every group that was opened must be there in full.
-    pub fn check_whole(&self, draft: &Draft<'_>) -> Result<(), Refusal> {
-        for base in &self.sent {
-            let whole = draft
-                .state
-                .groups
-                .get(base)
-                .is_some_and(|group| group.is_whole());
-            if !whole {
+    /// After the last command: every group that was opened must be there in full, on every level.
+    /// Steps are distinct and each index follows from its step, so the leaves need only be counted.
+    pub fn check_whole(&self) -> Result<(), Refusal> {
+        for ((_, base), (entry, leaves)) in &self.sent {
+            if *leaves != entry.parallel_group_size {
                 return Err(invalid(&format!(
                     "the parallel group at step {base} was not sent in full"
                 )));
@@ -71,6 +79,13 @@ impl Steps {
         }
         Ok(())
     }
+}
+
+fn is_same_group(one: &PathEntry, other: &PathEntry) -> bool {
+    one.parallel_group_id == other.parallel_group_id
+        && one.parallel_group_kind == other.parallel_group_kind
+        && one.parallel_group_size == other.parallel_group_size
+        && one.parallel_group_mode == other.parallel_group_mode
 }
 
 /// A refusal of the whole completion.

@@ -132,6 +132,7 @@ pub(super) fn complete(
     }
     match end {
         Some(end) => {
+            check_growth(&draft, 1)?;
             draft.effects.close(report.no);
             match end {
                 End::Complete { result } => close::complete(&mut draft, result),
@@ -140,14 +141,13 @@ pub(super) fn complete(
                     continue_as_new::continue_as_new(&mut draft, command);
                 }
             }
-            check_growth(&draft)?;
             note_done(&mut draft, &report, ReportKind::Completed, created, None);
             Ok(commit(draft, &report))
         }
         None => {
             timer::fire_immediate(&mut draft);
             condition::time_out_overdue(&mut draft);
-            check_growth(&draft)?;
+            check_growth(&draft, 0)?;
             close_task(&mut draft, &report, ReportKind::Completed, created);
             Ok(commit(draft, &report))
         }
@@ -226,17 +226,20 @@ fn run_commands(
             }
         }
     }
-    steps.check_whole(draft)?;
+    steps.check_whole()?;
     Ok((created, end))
 }
 
-fn check_growth(draft: &Draft<'_>) -> Result<(), Refusal> {
+/// Whether the history may grow by what the completion wrote and by `closing` events more. Signals
+/// that were held do not count, since the worker can do nothing about them. A run can always end,
+/// and a task without commands can always be closed.
+fn check_growth(draft: &Draft<'_>, closing: u64) -> Result<(), Refusal> {
     within(
-        draft.written(),
+        draft.written() + closing,
         draft.settings.limits.events_per_transaction,
         LimitKind::HistoryTransaction,
     )?;
-    if draft.state.close.is_none() {
+    if closing == 0 && draft.written() > 0 {
         within(
             draft.state.last_event(),
             MAX_HISTORY_EVENTS,

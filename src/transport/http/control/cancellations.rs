@@ -111,7 +111,11 @@ async fn request(
         parent: None,
         lease: ObservedLease::Unknown,
     };
-    let asked = call.api.engine.request_cancellation(&target, &request).await;
+    let asked = call
+        .api
+        .engine
+        .request_cancellation(&target, &request)
+        .await;
     let CancellationAsked {
         state,
         cancellation,

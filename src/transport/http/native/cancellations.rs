@@ -247,11 +247,7 @@ pub struct AttemptFence {
 }
 
 impl AttemptFence {
-    fn holder(
-        &self,
-        call: &Call<WorkerOnly, Self>,
-        task: &str,
-    ) -> Result<Holder, Failure> {
+    fn holder(&self, call: &Call<WorkerOnly, Self>, task: &str) -> Result<Holder, Failure> {
         if self.activity_attempt_id.is_none() {
             return Err(Problems::of("activity_attempt_id", "is required").into());
         }

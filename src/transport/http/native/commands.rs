@@ -11,8 +11,9 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use crate::domain::command::{
-    CancellationPolicy, ClosePolicy, Command, ContinueAsNew, End, Failure as WorkflowFailure, OpenConditionWait,
-    OpenSignalWait, ScheduleActivity, StartChild, StartTimer, UpdateAnswer, VersionMarker,
+    CancellationPolicy, ClosePolicy, Command, ContinueAsNew, End, Failure as WorkflowFailure,
+    OpenConditionWait, OpenSignalWait, ScheduleActivity, StartChild, StartTimer, UpdateAnswer,
+    VersionMarker,
 };
 use crate::domain::event::Json;
 use crate::protocol::feature::Negotiated;

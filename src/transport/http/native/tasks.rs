@@ -165,15 +165,15 @@ fn resume_context(state: &RunState, resume: &Resume) -> ResumeContext {
             }
         }
         // The signal is in the history; naming it here would make an SDK take it twice.
-        Resume::Signal { n, run, .. } => {
-            let id = part_id(*run, Part::Signal, *n);
+        Resume::Signal { n, run: of, .. } => {
+            let id = part_id(*of, Part::Signal, *n);
             ResumeContext {
                 workflow_wait_kind: Some("signal"),
                 open_wait_id: Some(format!("signal-application:{id}")),
                 resume_source_kind: Some("workflow_signal"),
                 resume_source_id: Some(id.clone()),
                 workflow_signal_id: Some(id),
-                workflow_command_id: Some(part_id(*run, Part::Command, *n)),
+                workflow_command_id: Some(part_id(*of, Part::Command, *n)),
                 ..ResumeContext::default()
             }
         }

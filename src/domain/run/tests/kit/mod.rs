@@ -1,0 +1,9 @@
+//! The test kit: a modelled database, a bench that drives one run on it, and makers of inputs.
+
+mod bench;
+mod db;
+mod make;
+
+pub use bench::{Bench, Held, Outcome, reported, returned};
+pub use db::{Db, Lost, Stored};
+pub use make::*;
