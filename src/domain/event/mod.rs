@@ -151,13 +151,20 @@ impl Event {
             Some(task) => write!(head, r#""workflow_task_id":"{task}","#),
             None => write!(head, r#""workflow_task_id":null,"#),
         };
-        let _ = match self.command {
-            Some(n) => write!(
+        // A cancellation keeps its id over runs, and readers compare both places.
+        let own = match &self.body {
+            Body::CooperativeCancellationRequested(body) => Some(&body.workflow_command_id),
+            Body::CooperativeCancellationDelivered(body) => Some(&body.workflow_command_id),
+            _ => None,
+        };
+        let _ = match (own, self.command) {
+            (Some(id), _) => write!(head, r#""workflow_command_id":"{id}","#),
+            (None, Some(n)) => write!(
                 head,
                 r#""workflow_command_id":"{}","#,
                 part_id(run, Part::Command, n)
             ),
-            None => write!(head, r#""workflow_command_id":null,"#),
+            (None, None) => write!(head, r#""workflow_command_id":null,"#),
         };
         head.push_str(r#""principal":null,"payload":"#);
         head
