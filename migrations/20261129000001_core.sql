@@ -90,11 +90,14 @@ create table tasks (
     seen_event_id     bigint,
     holder_knows      bigint,
     cancel_requested  boolean not null default false,
+    blocked_by        text,
     primary key (run_id, task_no)
 ) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
 create index tasks_ready on tasks (namespace, queue, kind, priority, visible_at, run_id, task_no) where state = 0;
 -- Held tasks by key. No deadline is in it, so a heartbeat stays on the page; holders are few.
 create index tasks_leased on tasks (run_id, task_no) where state = 1;
+-- Tasks whose history some code could not replay, for the day when other code registers.
+create index tasks_blocked on tasks (namespace, queue) where blocked_by is not null;
 
 create table timers (
     run_id text collate "C" not null,

@@ -133,6 +133,7 @@ fn engine_settings(settings: &Settings, server_id: &str) -> engine::Settings {
         },
         stale_after_seconds: settings.workers.stale_after_seconds,
         max_parked_polls: settings.long_poll.max_parked,
+        check_replays: settings.checks.replay,
         query_timeout_ms: settings.queries.timeout_seconds * 1_000,
         lanes: usize::try_from(settings.database.commit_lanes).unwrap_or(2),
         // Two nodes on one machine must not take each other's hints for their own.

@@ -46,6 +46,8 @@ pub struct Settings {
     pub shutdown: Shutdown,
     /// Logs.
     pub log: Log,
+    /// Checks for tests and doubts.
+    pub checks: Checks,
 }
 
 /// Who may call.
@@ -95,6 +97,14 @@ pub struct Workers {
     pub heartbeat_interval_seconds: u64,
     /// Seconds of silence after which a worker counts as gone.
     pub stale_after_seconds: u64,
+}
+
+/// Checks for tests and doubts.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Checks {
+    /// Compare every written run with its stored history, which costs a read of it per write.
+    pub replay: bool,
 }
 
 /// Queries.
@@ -199,6 +209,7 @@ impl Default for Settings {
                 format: "text".to_owned(),
                 filter: "info".to_owned(),
             },
+            checks: Checks::default(),
         }
     }
 }

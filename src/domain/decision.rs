@@ -173,12 +173,14 @@ pub struct Effects {
 }
 
 /// What changes of a task row that stays as it is otherwise.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Mark {
     /// Features that the next holder must know.
     pub needs: Option<i64>,
     /// Its holder is asked to stop.
     pub cancel: bool,
+    /// The code that could not replay the history; a worker with other code may try at once.
+    pub blocked_by: Option<Arc<str>>,
 }
 
 impl Effects {
@@ -208,6 +210,11 @@ impl Effects {
     /// Asks the holder of a task to stop.
     pub fn ask_to_cancel(&mut self, no: TaskNo) {
         self.marks.entry(no).or_default().cancel = true;
+    }
+
+    /// Notes which code could not replay the history of a task's run.
+    pub fn blocked_by(&mut self, no: TaskNo, code: Arc<str>) {
+        self.marks.entry(no).or_default().blocked_by = Some(code);
     }
 
     /// What other runs are told, by the event that says so here.
@@ -283,6 +290,9 @@ impl Effects {
             }
             if mark.cancel {
                 self.ask_to_cancel(no);
+            }
+            if let Some(code) = mark.blocked_by {
+                self.blocked_by(no, code);
             }
         }
     }

@@ -86,6 +86,18 @@ pub struct Registration {
 }
 
 impl Registration {
+    /// The code that it runs for a workflow type: its build and its definition.
+    pub fn code_of(&self, workflow_type: &str) -> Arc<str> {
+        let said = &self.description;
+        let fingerprint = said.fingerprints.get(workflow_type);
+        format!(
+            "{}\u{1f}{}",
+            said.build_id.as_deref().unwrap_or_default(),
+            fingerprint.map(String::as_str).unwrap_or_default()
+        )
+        .into()
+    }
+
     /// Bits of the history features that it says it can replay, see [`features`].
     pub fn knows(&self) -> i64 {
         let says = |name: &str, bit: i64| {

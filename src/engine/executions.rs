@@ -127,7 +127,7 @@ impl Engine {
             .await?
     }
 
-    /// Cancels or terminates the current run of a workflow, at once.
+    /// Cancels, terminates, archives or repairs the current run of a workflow, at once.
     ///
     /// # Errors
     /// [`CommandError`]; nothing has changed.
@@ -148,6 +148,7 @@ impl Engine {
             let input = match kind {
                 CommandKind::Cancel => Input::Cancel(request),
                 CommandKind::Terminate => Input::Terminate(request),
+                CommandKind::Repair => Input::Repair(request),
                 _ => Input::Archive(request),
             };
             let error = match runs::apply(&self.core, run, input).await {
@@ -239,7 +240,7 @@ pub(super) fn accepted(run: RunId, applied: Applied) -> Accepted {
             update_id = Some(id);
             Some(command)
         }
-        Reply::Archived { command } => command,
+        Reply::Archived { command } | Reply::Repaired { command } => command,
         _ => None,
     };
     Accepted {

@@ -16,6 +16,7 @@ mod polls;
 mod reads;
 mod relays;
 mod renewals;
+mod replays;
 mod reports;
 mod runs;
 mod starts;
@@ -65,6 +66,8 @@ pub struct Settings {
     pub max_parked_polls: usize,
     /// Milliseconds that a caller waits for a worker to answer a query.
     pub query_timeout_ms: u64,
+    /// Compare every written run with its stored history; costs a read of the history per write.
+    pub check_replays: bool,
     /// Commit lanes.
     pub lanes: usize,
     /// Name of this node.
@@ -78,6 +81,7 @@ impl Default for Settings {
             stale_after_seconds: 60,
             max_parked_polls: 20_000,
             query_timeout_ms: 30_000,
+            check_replays: false,
             lanes: 2,
             node: "node".to_owned(),
         }

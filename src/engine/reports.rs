@@ -250,10 +250,23 @@ impl Engine {
     ) -> Result<Reported, ReportRefused> {
         let resolved = self.resolve(&holder, TaskKind::Workflow).await?;
         let report = report(&holder, &resolved, digest);
+        let code = match (
+            &failure,
+            self.worker(&holder.namespace, &holder.owner).await?,
+        ) {
+            (TaskFailure::Blocked(_), Some(worker)) => {
+                Some(worker.code_of(&resolved.cached.state.begun.workflow_type))
+            }
+            _ => None,
+        };
         self.report_workflow_task(
             &holder,
             resolved,
-            Input::FailWorkflowTask { report, failure },
+            Input::FailWorkflowTask {
+                report,
+                failure,
+                code,
+            },
         )
         .await
     }

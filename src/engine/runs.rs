@@ -244,6 +244,30 @@ pub(super) async fn newest(core: &Core, run: RunId) -> Result<Option<Cached>, Fa
     refresh(core, &core.runs.slot(run)).await
 }
 
+/// The run at `version`, folded from its first batch on.
+pub(super) async fn from_nothing(
+    core: &Core,
+    run: RunId,
+    version: u64,
+) -> Result<Option<RunState>, Fault> {
+    let mut state = None;
+    for batch in load::batches_after(&core.store.reads, run, 0, 0).await? {
+        if batch.version > version {
+            break;
+        }
+        state = Some(fold(
+            run,
+            state,
+            StoredBatch {
+                version: batch.version,
+                events: &batch.events,
+                journal: &batch.journal,
+            },
+        )?);
+    }
+    Ok(state)
+}
+
 /// Reads the batches that are new and folds them in.
 async fn refresh(core: &Core, slot: &Slot) -> Result<Option<Cached>, Fault> {
     let known = lock(&slot.cached).clone();

@@ -5,11 +5,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::error::Fault;
-use super::{Engine, leases_lost};
+use super::{Engine, claims, leases_lost};
 use crate::domain::ids::{Namespace, TaskQueue, WorkerId};
+use crate::domain::routing::TaskKind;
 use crate::domain::worker::{self, Description, Refused, Registration};
-use crate::matching::{Ended, WorkerKey};
-use crate::store::{lease, workers};
+use crate::matching::{Ended, QueueKey, WorkerKey};
+use crate::store::{claim, lease, workers};
 
 /// How long a registration is believed without hearing of it; other nodes tell of changes.
 const BELIEVED: Duration = Duration::from_secs(30);
@@ -111,6 +112,7 @@ impl Engine {
             core.contracts.learn(&worker);
             let key = key(&worker);
             core.hints.worker(&key);
+            engine.unblock(&worker).await?;
             if existing.is_some() {
                 core.registry.end_worker(&key, Ended::Superseded);
                 engine.give_back_all(&key).await?;
@@ -146,6 +148,37 @@ impl Engine {
             engine.give_back_all(&key).await.map(Some)
         })
         .await?
+    }
+
+    /// Lets a worker with other code try the runs whose history the code so far could not replay.
+    async fn unblock(&self, worker: &Registration) -> Result<(), Fault> {
+        let core = &self.core;
+        let said = &worker.description;
+        let code: Vec<String> = said
+            .workflow_types
+            .iter()
+            .map(|workflow_type| worker.code_of(workflow_type).to_string())
+            .collect();
+        let unblocked = claim::unblock(
+            &core.store.hot,
+            &worker.namespace,
+            &said.queues,
+            &said.workflow_types,
+            &code,
+        )
+        .await?;
+        if unblocked > 0 {
+            for queue in &said.queues {
+                let key = QueueKey {
+                    kind: TaskKind::Workflow,
+                    namespace: worker.namespace.clone(),
+                    queue: queue.clone(),
+                };
+                core.hints.ready(&key);
+                claims::ready(core, &key);
+            }
+        }
+        Ok(())
     }
 
     /// Gives back everything that a worker holds; its process is gone. Returns how many of them were

@@ -7,6 +7,38 @@ use crate::domain::ids::{Namespace, TaskId, TaskQueue};
 use crate::domain::routing::{Poller, Profile, TaskKind};
 use crate::domain::time::Timestamp;
 
+/// Makes workflow tasks ready at once that were blocked by other code than a worker of these types
+/// runs. Returns how many.
+///
+/// # Errors
+/// The database cannot be reached.
+pub async fn unblock(
+    pool: &PgPool,
+    namespace: &Namespace,
+    queues: &[TaskQueue],
+    types: &[String],
+    code: &[String],
+) -> sqlx::Result<u64> {
+    let queues: Vec<&str> = queues.iter().map(TaskQueue::as_str).collect();
+    let done = sqlx::query(
+        "with b as materialized (
+             select t.run_id, t.task_no from tasks t
+             join unnest($3::text[], $4::text[]) w(task_type, code) on w.task_type = t.task_type
+             where t.blocked_by is not null and t.namespace = $1 and t.queue = any($2)
+               and t.state = 0 and t.blocked_by <> w.code
+             order by t.run_id, t.task_no for update of t skip locked)
+         update tasks t set visible_at = least(t.visible_at, clock_timestamp()), blocked_by = null
+         from b where t.run_id = b.run_id and t.task_no = b.task_no",
+    )
+    .bind(namespace.as_str())
+    .bind(queues)
+    .bind(types)
+    .bind(code)
+    .execute(pool)
+    .await?;
+    Ok(done.rows_affected())
+}
+
 /// A task that a poll was given.
 #[derive(Clone, Debug)]
 pub struct Claimed {

@@ -99,6 +99,7 @@ columns! {
     history_events: &'a str, history_journal: &'a str,
     closed_ord: i32, closed_run: &'a str, closed_task: i32,
     again_ord: i32, again_run: &'a str, again_task: i32, again_visible: DateTime<Utc>,
+    again_blocked: Option<&'a str>,
     opened_ord: i32, opened_run: &'a str, opened_task: i32, opened_kind: i16, opened_namespace: &'a str, opened_queue: &'a str,
     opened_type: &'a str, opened_priority: i16, opened_fairness_key: Option<&'a str>, opened_fairness_weight: i16,
     opened_build: Option<&'a str>, opened_needs: i64, opened_visible: DateTime<Utc>, opened_owner: Option<&'a str>,
@@ -223,11 +224,12 @@ impl<'a> Columns<'a> {
             to.closed_run.push(run);
             to.closed_task.push(*no);
         }
-        for (no, at) in &rows.tasks_again {
+        for (no, at, blocked_by) in &rows.tasks_again {
             to.again_ord.push(ord);
             to.again_run.push(run);
             to.again_task.push(*no);
             to.again_visible.push(at.to_chrono());
+            to.again_blocked.push(blocked_by.as_deref());
         }
         for task in &rows.tasks_opened {
             to.opened_ord.push(ord);
@@ -388,6 +390,6 @@ mod tests {
         let highest = (1..)
             .take_while(|n| text.contains(&format!("${n}::")))
             .count();
-        assert_eq!(highest, 111, "parameters in the statement");
+        assert_eq!(highest, 112, "parameters in the statement");
     }
 }

@@ -92,8 +92,8 @@ w5 as (
 w6 as (
     update tasks t set state = 0, visible_at = g.visible_at, lease_owner = null, lease_expires_at = null,
         start_to_close_at = null, heartbeat_due_at = null, heartbeat_at = null, heartbeat = null,
-        poll_request_id = null, seen_event_id = null, holder_knows = null
-    from unnest({tasks_again:int,text,int,timestamptz}) g(ord, run_id, task_no, visible_at)
+        poll_request_id = null, seen_event_id = null, holder_knows = null, blocked_by = g.blocked_by
+    from unnest({tasks_again:int,text,int,timestamptz,text}) g(ord, run_id, task_no, visible_at, blocked_by)
     where t.run_id = g.run_id and t.task_no = g.task_no and (select a from ok)[g.ord]),
 w7 as (
     insert into tasks (run_id, task_no, kind, namespace, queue, task_type, priority, fairness_key, fairness_weight, build_id,

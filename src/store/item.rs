@@ -127,7 +127,7 @@ pub(super) struct RunRows {
     pub made: Option<MadeRow>,
     pub history: HistoryRow,
     pub tasks_closed: Vec<i32>,
-    pub tasks_again: Vec<(i32, Timestamp)>,
+    pub tasks_again: Vec<(i32, Timestamp, Option<Arc<str>>)>,
     pub tasks_opened: Vec<OpenedRow>,
     pub timers_set: Vec<(i16, i32, Timestamp)>,
     pub timers_cancelled: Vec<(i16, i32)>,
@@ -307,7 +307,11 @@ fn run_rows(write: &mut RunWrite, claims_workflow: bool) -> serde_json::Result<R
     for (no, effect) in write.effects.tasks() {
         match effect {
             TaskEffect::Close => rows.tasks_closed.push(int(*no)),
-            TaskEffect::Again { available_at } => rows.tasks_again.push((int(*no), *available_at)),
+            TaskEffect::Again { available_at } => {
+                let mark = write.effects.marks().get(no);
+                let blocked_by = mark.and_then(|mark| mark.blocked_by.clone());
+                rows.tasks_again.push((int(*no), *available_at, blocked_by));
+            }
             TaskEffect::Open(task) => {
                 let owner = task
                     .handed_to
@@ -350,6 +354,9 @@ fn run_rows(write: &mut RunWrite, claims_workflow: bool) -> serde_json::Result<R
         }
     }
     for (no, mark) in write.effects.marks() {
+        if mark.needs.is_none() && !mark.cancel {
+            continue;
+        }
         rows.tasks_marked.push((int(*no), mark.needs, mark.cancel));
     }
     for (event, relay) in write.effects.relays() {

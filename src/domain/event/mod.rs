@@ -96,7 +96,7 @@ bodies! {
     SideEffectRecorded, VersionMarkerRecorded, SearchAttributesUpserted, MemoUpserted,
     SelectionResolved, SelectionOperationCancelled, MessageCursorAdvanced,
     CooperativeCancellationRequested, CooperativeCancellationDelivered,
-    CancelRequested, TerminateRequested, ArchiveRequested,
+    CancelRequested, TerminateRequested, RepairRequested, ArchiveRequested,
     WorkflowCompleted, WorkflowFailed, WorkflowCancelled, WorkflowTerminated, WorkflowTimedOut,
     WorkflowArchived,
 }

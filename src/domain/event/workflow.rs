@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::payload::{Codec, Payload};
 
 use super::{Json, Word};
-use crate::domain::ids::{RunId, Step, WorkflowId};
+use crate::domain::ids::{RunId, Step, TaskId, WorkflowId};
 use crate::domain::time::Timestamp;
 
 /// The control plane took the start of an instance.
@@ -121,6 +121,20 @@ pub struct TerminateRequested(pub Request);
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct ArchiveRequested(pub Request);
+
+/// An operator made a task ready at once.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct RepairRequested {
+    pub workflow_command_id: String,
+    pub workflow_instance_id: WorkflowId,
+    pub workflow_run_id: RunId,
+    pub command_type: Word,
+    pub outcome: Word,
+    pub liveness_state: Word,
+    pub wait_kind: Word,
+    pub task_id: TaskId,
+    pub task_type: Word,
+}
 
 /// The closed run is kept for good.
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -56,6 +56,11 @@ pub enum Fact {
     SignalHeld(Signal),
     /// An update was accepted and waits for the open workflow task to close.
     UpdateHeld(Update),
+    /// An operator made the open workflow task ready again.
+    TaskRepaired {
+        /// Its number.
+        no: TaskNo,
+    },
     /// The open workflow task was given back until what it waits for has ended.
     TaskReleased {
         /// Its number.
@@ -282,6 +287,8 @@ pub enum CommandKind {
     Terminate,
     /// Archive.
     Archive,
+    /// Repair.
+    Repair,
 }
 
 impl CommandKind {
@@ -296,6 +303,7 @@ impl CommandKind {
             Self::Cancel => "cancel",
             Self::Terminate => "terminate",
             Self::Archive => "archive",
+            Self::Repair => "repair",
         }
     }
 }

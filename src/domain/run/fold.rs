@@ -67,6 +67,12 @@ impl RunState {
             Fact::UpdateHeld(update) => {
                 self.held.push_back(Arc::new(Held::Update(update.clone())));
             }
+            Fact::TaskRepaired { .. } => {
+                if let Some(task) = &mut self.workflow_task {
+                    task.failures = 0;
+                    task.blocked = false;
+                }
+            }
             Fact::TaskReleased { .. } => {
                 // The worker has seen all there is, and found that it must wait.
                 self.workflow_task = None;
@@ -186,6 +192,7 @@ impl RunState {
             | Body::UpdateRejected(_)
             | Body::CancelRequested(_)
             | Body::TerminateRequested(_)
+            | Body::RepairRequested(_)
             | Body::ArchiveRequested(_)
             | Body::WorkflowArchived(_) => {}
         }

@@ -18,6 +18,7 @@ mod held;
 mod local_activity;
 mod marker;
 mod outcome;
+mod repair;
 mod replay;
 mod selection;
 mod signal;
@@ -106,6 +107,8 @@ pub enum Input {
         report: WorkflowTaskReport,
         /// What it said.
         failure: TaskFailure,
+        /// The code that the worker runs: its build and its definition of the type.
+        code: Option<Arc<str>>,
     },
     /// A claimed activity attempt enters the history.
     AttemptStarted {
@@ -179,6 +182,8 @@ pub enum Input {
     Terminate(CloseRequest),
     /// A caller wants the closed run kept.
     Archive(CloseRequest),
+    /// An operator wants the run's task ready at once.
+    Repair(CloseRequest),
 }
 
 /// What the run does about `input`.
@@ -198,7 +203,11 @@ pub fn decide(
             commands,
             streams,
         } => workflow_task::complete(draft, report, commands, streams),
-        Input::FailWorkflowTask { report, failure } => workflow_task::fail(draft, report, failure),
+        Input::FailWorkflowTask {
+            report,
+            failure,
+            code,
+        } => workflow_task::fail(draft, report, failure, code),
         Input::AttemptStarted { no, attempt, owner } => {
             activity::attempt_started(draft, no, attempt, owner)
         }
@@ -223,6 +232,7 @@ pub fn decide(
         Input::ChildClosed(closed) => child::closed(draft, closed),
         Input::Cancel(request) => close::cancel(draft, request),
         Input::Terminate(request) => close::terminate(draft, request),
+        Input::Repair(request) => repair::repair(draft, request),
         Input::Archive(request) => archive::archive(draft, request),
     }
 }

@@ -55,6 +55,11 @@ pub enum Reply {
         /// The update.
         id: Arc<str>,
     },
+    /// The workflow task was made ready, if that was needed.
+    Repaired {
+        /// Number of the command; none when nothing was needed.
+        command: Option<u64>,
+    },
     /// A cancellation was asked for.
     CancellationRequested {
         /// It had been asked for before.

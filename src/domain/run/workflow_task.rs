@@ -254,6 +254,7 @@ pub(super) fn fail(
     mut draft: Draft<'_>,
     report: WorkflowTaskReport,
     failure: TaskFailure,
+    code: Option<Arc<str>>,
 ) -> Result<Verdict, Refusal> {
     let kind = match failure {
         TaskFailure::WaitingForHistory => ReportKind::Waiting,
@@ -296,6 +297,9 @@ pub(super) fn fail(
     };
     let at = draft.now.plus_millis(delay);
     draft.effects.again(report.no, at);
+    if let Some(code) = code.filter(|_| blocked) {
+        draft.effects.blocked_by(report.no, code);
+    }
     Ok(commit(draft, &report))
 }
 

@@ -1,4 +1,4 @@
-//! Commands that close or archive a workflow, for the current run or for a run that must be the current
+//! Commands that close, repair or archive a workflow, for the current run or for a run that must be the current
 //! one; and what all commands to a workflow share.
 
 use std::sync::Arc;
@@ -226,6 +226,19 @@ pub async fn terminate_workflow_run(
     Control(close(call, workflow_id, Some(run), CommandKind::Terminate).await)
 }
 
+/// Makes the workflow task of a run ready at once that failed, was put off or was given up.
+#[utoipa::path(tag = "workflows", operation_id = "repairWorkflow", request_body = CloseRequestBody,
+    params(("workflowId" = String, Path, description = "The workflow.")),
+    responses((status = 200, description = "It is ready, or there was nothing to repair."), (status = 404, description = "There is no such workflow."),
+        (status = 409, description = "The run is closed."), (status = 422, description = "Fields.")))]
+#[post("/workflows/{workflowId}/repair")]
+pub async fn repair_workflow(
+    call: Call<OperatorOrAdmin, CloseRequestBody>,
+    path: Path<String>,
+) -> Control {
+    Control(close(call, path.into_inner(), None, CommandKind::Repair).await)
+}
+
 /// Archives the current run of a workflow.
 #[utoipa::path(tag = "workflows", operation_id = "archiveWorkflow", request_body = CloseRequestBody,
     params(("workflowId" = String, Path, description = "The workflow.")),
@@ -290,6 +303,8 @@ async fn close(
     let outcome = match kind {
         CommandKind::Cancel => "cancelled",
         CommandKind::Terminate => "terminated",
+        CommandKind::Repair if accepted.command.is_none() => "repair_not_needed",
+        CommandKind::Repair => "repair_dispatched",
         _ if accepted.command.is_none() => "archive_not_needed",
         _ => "archived",
     };

@@ -134,7 +134,7 @@ fn describe(view: &RunView) -> Value {
             "can_update": open,
             "can_cancel": open,
             "can_terminate": open,
-            "can_repair": false,
+            "can_repair": state.workflow_task.as_ref().is_some_and(|task| task.failures > 0),
             "can_archive": !open && !state.archived,
         },
         "commands_scope": "selected_run",

@@ -62,6 +62,7 @@ pub fn routes() -> scope::Scope<
         .service(commands::cancel_workflow_run)
         .service(commands::terminate_workflow)
         .service(commands::terminate_workflow_run)
+        .service(commands::repair_workflow)
         .service(commands::archive_workflow)
         .service(commands::archive_workflow_run)
         .service(describe::list_workflow_runs)
