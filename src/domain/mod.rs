@@ -6,6 +6,7 @@ pub mod event;
 pub mod ids;
 pub mod lease;
 pub mod limits;
+pub mod list;
 pub mod parallel;
 pub mod retry;
 pub mod routing;

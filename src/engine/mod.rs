@@ -105,7 +105,7 @@ impl Engine {
         let (releases, dropped) = Releases::new();
         let names = namespaces::names(&store.reads).await?;
         let lanes = Lanes::start(&store, settings.lanes);
-        let renewals = renewals::Renewals::start(store.hot.clone());
+        let renewals = renewals::Renewals::start(store.clone());
         let core = Arc::new_cyclic(|me| Core {
             me: Weak::clone(me),
             runtime: Handle::current(),

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::error::Fault;
 use super::{Engine, leases_lost};
 use crate::domain::ids::{Namespace, TaskQueue, WorkerId};
-use crate::domain::worker::{self, Description, Refused, Registration};
+use crate::domain::worker::{self, Beat, Description, Refused, Registration};
 use crate::matching::{Ended, WorkerKey};
 use crate::store::{lease, workers};
 
@@ -177,7 +177,7 @@ impl Engine {
         &self,
         namespace: &Namespace,
         worker_id: &WorkerId,
-        beat: &workers::Beat,
+        beat: &Beat,
     ) -> Result<Option<Arc<Registration>>, Fault> {
         let worker = workers::beat(&self.core.store.hot, namespace, worker_id, beat).await?;
         Ok(worker.map(|worker| {
@@ -237,12 +237,8 @@ impl Engine {
     pub(super) async fn poll_is_life(&self, worker: &Registration) -> Result<(), Fault> {
         let silent = self.core.clock.now().millis_since(worker.last_heartbeat_at);
         if silent >= POLL_IS_LIFE_AFTER_MS {
-            self.heartbeat_worker(
-                &worker.namespace,
-                &worker.worker_id,
-                &workers::Beat::default(),
-            )
-            .await?;
+            self.heartbeat_worker(&worker.namespace, &worker.worker_id, &Beat::default())
+                .await?;
         }
         Ok(())
     }
