@@ -67,11 +67,16 @@ async fn database(options: &sqlx::postgres::PgConnectOptions, problems: &mut Vec
                 "  fsync={} synchronous_commit={} full_page_writes={}",
                 about.fsync, about.synchronous_commit, about.full_page_writes
             ));
-            if about.fsync != "on" || about.full_page_writes != "on" || about.synchronous_commit == "off" {
+            if about.fsync != "on"
+                || about.full_page_writes != "on"
+                || about.synchronous_commit == "off"
+            {
                 problems.push("the database may lose acknowledged writes: turn fsync, synchronous_commit and full_page_writes on".to_owned());
             }
             let difference = wall_clock_ms() - about.clock_ms;
-            say(&format!("  its clock and this node's differ by {difference} ms"));
+            say(&format!(
+                "  its clock and this node's differ by {difference} ms"
+            ));
             if difference.abs() > CLOCK_DIFFERENCE_MS {
                 say("  (deadlines follow the database's clock; logs follow this node's)");
             }
@@ -94,7 +99,9 @@ async fn database(options: &sqlx::postgres::PgConnectOptions, problems: &mut Vec
 
 /// This node's clock, in milliseconds since 1970.
 fn wall_clock_ms() -> i64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let since = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
     i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
 }
 

@@ -48,7 +48,10 @@ fn every_dependency_has_its_line() {
     let mut wanted = dependencies();
     wanted.extend(section(&manifest, "[dev-dependencies]"));
     let page = read("docs/dependencies.md");
-    let explained: BTreeSet<String> = rows(&page).iter().map(|row| code(&row[0]).to_owned()).collect();
+    let explained: BTreeSet<String> = rows(&page)
+        .iter()
+        .map(|row| code(&row[0]).to_owned())
+        .collect();
     assert_eq!(wanted.into_iter().collect::<BTreeSet<_>>(), explained);
 }
 
@@ -57,7 +60,9 @@ fn every_dependency_is_used() {
     let all = sources();
     for name in dependencies() {
         let word = name.replace('-', "_");
-        let used = all.iter().any(|source| source.tokens.iter().any(|token| token.is(&word)));
+        let used = all
+            .iter()
+            .any(|source| source.tokens.iter().any(|token| token.is(&word)));
         assert!(used, "{name} is not used");
     }
 }
@@ -66,12 +71,15 @@ fn every_dependency_is_used() {
 fn answered() -> BTreeMap<String, BTreeSet<u16>> {
     let mut found: BTreeMap<String, BTreeSet<u16>> = BTreeMap::new();
     for source in sources() {
-        let answers = source.layer() == Some("transport") || source.path == "src/protocol/version.rs";
+        let answers =
+            source.layer() == Some("transport") || source.path == "src/protocol/version.rs";
         if source.is_test || !answers {
             continue;
         }
         for (at, window) in source.tokens.windows(3).enumerate() {
-            let [first, Token::Sep, Token::Word(name)] = window else { continue };
+            let [first, Token::Sep, Token::Word(name)] = window else {
+                continue;
+            };
             if !first.is("Reason") || !name.starts_with(char::is_uppercase) {
                 continue;
             }
@@ -118,7 +126,10 @@ fn every_reason_is_explained() {
     let rows = rows(&page);
     let codes: Vec<&str> = rows.iter().map(|row| code(&row[0])).collect();
     let wanted: Vec<&str> = Reason::ALL.iter().map(|reason| reason.as_str()).collect();
-    assert_eq!(codes, wanted, "one row for each reason, in the order of src/protocol/reason.rs");
+    assert_eq!(
+        codes, wanted,
+        "one row for each reason, in the order of src/protocol/reason.rs"
+    );
     let answered = answered();
     // The engine says itself why a heartbeat must stop.
     let spelled = |reason: &Reason| {
@@ -130,9 +141,12 @@ fn every_reason_is_explained() {
         let [_, statuses, meaning, remedy] = &row[..] else {
             panic!("{reason}: a row has code, statuses, meaning and remedy");
         };
-        assert!(meaning.len() > 10 && remedy.len() > 10, "{reason}: say what it means and what to do");
+        assert!(
+            meaning.len() > 10 && remedy.len() > 10,
+            "{reason}: say what it means and what to do"
+        );
         let said: BTreeSet<u16> = statuses
-            .split([',', ' '])
+            .split(|c: char| !c.is_ascii_digit())
             .filter_map(|word| word.parse().ok())
             .collect();
         let later = statuses.contains("not yet");
@@ -140,10 +154,16 @@ fn every_reason_is_explained() {
             Some(statuses) => {
                 assert!(!later, "{reason} is answered now");
                 let missing: Vec<_> = statuses.difference(&said).collect();
-                assert!(missing.is_empty(), "{reason} is answered with {missing:?} as well");
+                assert!(
+                    missing.is_empty(),
+                    "{reason} is answered with {missing:?} as well"
+                );
             }
             None if spelled(reason) => assert!(!later, "{reason} is answered now"),
-            None => assert!(later, "{reason} is not answered by any binding: mark it `not yet`"),
+            None => assert!(
+                later,
+                "{reason} is not answered by any binding: mark it `not yet`"
+            ),
         }
         assert!(later || !said.is_empty(), "{reason}: name its status");
     }
@@ -155,7 +175,11 @@ fn settings() -> BTreeMap<String, Value> {
         match value {
             Value::Object(fields) => {
                 for (name, value) in fields {
-                    let path = if prefix.is_empty() { name } else { format!("{prefix}.{name}") };
+                    let path = if prefix.is_empty() {
+                        name
+                    } else {
+                        format!("{prefix}.{name}")
+                    };
                     flatten(&path, value, into);
                 }
             }
@@ -165,7 +189,11 @@ fn settings() -> BTreeMap<String, Value> {
         }
     }
     let mut all = BTreeMap::new();
-    flatten("", serde_json::to_value(Settings::default()).expect("settings are JSON"), &mut all);
+    flatten(
+        "",
+        serde_json::to_value(Settings::default()).expect("settings are JSON"),
+        &mut all,
+    );
     all
 }
 
@@ -176,7 +204,10 @@ fn the_example_file_holds_every_setting_with_its_default() {
     for (key, default) in settings() {
         if default.is_null() {
             let name = key.rsplit('.').next().unwrap_or_default();
-            assert!(text.contains(&format!("# {name} = ")), "config/example.toml must show {key}");
+            assert!(
+                text.contains(&format!("# {name} = ")),
+                "config/example.toml must show {key}"
+            );
             continue;
         }
         let value: Value = parsed
@@ -184,10 +215,14 @@ fn the_example_file_holds_every_setting_with_its_default() {
             .unwrap_or_else(|error| panic!("config/example.toml: {error}"));
         assert_eq!(value, default, "config/example.toml: {key}");
     }
-    let merged: Result<Settings, _> = Figment::from(figment::providers::Serialized::defaults(Settings::default()))
-        .merge(Toml::string(&text))
-        .extract();
-    assert!(merged.is_ok(), "config/example.toml holds something that is no setting");
+    let merged: Result<Settings, _> =
+        Figment::from(figment::providers::Serialized::defaults(Settings::default()))
+            .merge(Toml::string(&text))
+            .extract();
+    assert!(
+        merged.is_ok(),
+        "config/example.toml holds something that is no setting"
+    );
 }
 
 #[test]
@@ -196,14 +231,21 @@ fn the_readme_lists_every_setting() {
     let rows = rows(&page);
     let aliases: Vec<(String, String)> = {
         let sources = sources();
-        let config = sources.iter().find(|source| source.path == "src/config/mod.rs").expect("the settings");
+        let config = sources
+            .iter()
+            .find(|source| source.path == "src/config/mod.rs")
+            .expect("the settings");
         config
             .tokens
             .windows(5)
             .filter_map(|window| match window {
-                [Token::Sign('('), Token::Text(name), Token::Sign(','), Token::Text(key), Token::Sign(')')] => {
-                    Some((name.clone(), key.clone()))
-                }
+                [
+                    Token::Sign('('),
+                    Token::Text(name),
+                    Token::Sign(','),
+                    Token::Text(key),
+                    Token::Sign(')'),
+                ] => Some((name.clone(), key.clone())),
                 _ => None,
             })
             .collect()
@@ -220,9 +262,15 @@ fn the_readme_lists_every_setting() {
             Value::String(text) => format!("`{text}`"),
             other => format!("`{other}`"),
         };
-        assert!(row[2].contains(&shown), "README.md: the default of {key} is {shown}");
+        assert!(
+            row[2].contains(&shown),
+            "README.md: the default of {key} is {shown}"
+        );
         for (name, _) in aliases.iter().filter(|(_, aliased)| *aliased == key) {
-            assert!(row[1].contains(&format!("`{name}`")), "README.md: {key} may be set by {name}");
+            assert!(
+                row[1].contains(&format!("`{name}`")),
+                "README.md: {key} may be set by {name}"
+            );
         }
     }
 }
@@ -238,7 +286,9 @@ fn every_metric_is_described_recorded_and_explained() {
     let (mut described, mut recorded) = (BTreeSet::new(), BTreeSet::new());
     for source in sources() {
         for window in source.tokens.windows(3) {
-            let [Token::Sign('!'), Token::Sign('('), Token::Text(name)] = window else { continue };
+            let [Token::Sign('!'), Token::Sign('('), Token::Text(name)] = window else {
+                continue;
+            };
             if !name.starts_with("dw_") {
                 continue;
             }
@@ -250,8 +300,14 @@ fn every_metric_is_described_recorded_and_explained() {
         }
     }
     assert!(!described.is_empty());
-    assert_eq!(described, recorded, "what is described and what is recorded");
-    assert_eq!(described, explained, "what is described and what docs/operations.md explains");
+    assert_eq!(
+        described, recorded,
+        "what is described and what is recorded"
+    );
+    assert_eq!(
+        described, explained,
+        "what is described and what docs/operations.md explains"
+    );
 }
 
 #[test]
@@ -259,12 +315,19 @@ fn links_lead_somewhere() {
     for name in files().iter().filter(|name| name.ends_with(".md")) {
         let folder = Path::new(name).parent().unwrap_or(Path::new(""));
         let text = read(name);
-        for link in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+        for link in text
+            .split("](")
+            .skip(1)
+            .filter_map(|rest| rest.split(')').next())
+        {
             let target = link.split('#').next().unwrap_or_default();
             if target.is_empty() || target.contains("://") {
                 continue;
             }
-            assert!(root().join(folder).join(target).exists(), "{name} links to {target}");
+            assert!(
+                root().join(folder).join(target).exists(),
+                "{name} links to {target}"
+            );
         }
     }
 }

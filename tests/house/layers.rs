@@ -28,18 +28,42 @@ const LAYERS: &[Layer] = &[
     Layer {
         name: "node",
         owns: "one node: connected, serving, stopped in order",
-        imports: &["config", "domain", "engine", "maintenance", "store", "telemetry", "transport"],
+        imports: &[
+            "config",
+            "domain",
+            "engine",
+            "maintenance",
+            "store",
+            "telemetry",
+            "transport",
+        ],
         crates: &["actix_web", "sqlx::postgres", "tokio", "tracing", "uuid"],
     },
     Layer {
         name: "transport",
         owns: "bindings: a request in, use case called, an answer out",
         imports: &[
-            "auth", "config", "domain", "engine", "matching::Grant", "matching::GrantedLease", "payload", "protocol",
+            "auth",
+            "config",
+            "domain",
+            "engine",
+            "matching::Grant",
+            "matching::GrantedLease",
+            "payload",
+            "protocol",
         ],
         crates: &[
-            "actix_web", "base64", "futures_util", "metrics", "metrics_exporter_prometheus", "serde_path_to_error",
-            "sha2", "tracing", "utoipa", "utoipa_actix_web", "uuid",
+            "actix_web",
+            "base64",
+            "futures_util",
+            "metrics",
+            "metrics_exporter_prometheus",
+            "serde_path_to_error",
+            "sha2",
+            "tracing",
+            "utoipa",
+            "utoipa_actix_web",
+            "uuid",
         ],
     },
     Layer {
@@ -106,7 +130,12 @@ const LAYERS: &[Layer] = &[
         name: "telemetry",
         owns: "logs and metrics",
         imports: &[],
-        crates: &["metrics", "metrics_exporter_prometheus", "tracing", "tracing_subscriber"],
+        crates: &[
+            "metrics",
+            "metrics_exporter_prometheus",
+            "tracing",
+            "tracing_subscriber",
+        ],
     },
     Layer {
         name: "managed_pg",
@@ -128,7 +157,9 @@ fn layer(name: &str) -> &'static Layer {
     LAYERS
         .iter()
         .find(|layer| layer.name == name)
-        .unwrap_or_else(|| panic!("src/{name} is in no layer: give it a place in tests/house/layers.rs"))
+        .unwrap_or_else(|| {
+            panic!("src/{name} is in no layer: give it a place in tests/house/layers.rs")
+        })
 }
 
 fn covers(rules: &[&str], path: &[&str]) -> bool {
@@ -145,14 +176,21 @@ fn imports_run_downwards() {
         let Some(own) = source.layer() else { continue };
         for path in source.own_paths() {
             let path: Vec<&str> = path.iter().map(String::as_str).collect();
-            let Some(other) = path.first().filter(|other| **other != own) else { continue };
+            let Some(other) = path.first().filter(|other| **other != own) else {
+                continue;
+            };
             if own == "main" {
                 assert_eq!(*other, "cli", "src/main.rs only runs the command line");
                 continue;
             }
             layer(other);
             if !covers(layer(own).imports, &path) {
-                wrong.insert(format!("{}: {} may not import {}", source.path, own, path.join("::")));
+                wrong.insert(format!(
+                    "{}: {} may not import {}",
+                    source.path,
+                    own,
+                    path.join("::")
+                ));
             }
         }
     }
@@ -168,10 +206,15 @@ fn crates_stay_where_their_concern_is() {
         .collect();
     let mut wrong = BTreeSet::new();
     for source in sources().iter().filter(|source| !source.is_test) {
-        let Some(own) = source.layer().filter(|own| *own != "main") else { continue };
+        let Some(own) = source.layer().filter(|own| *own != "main") else {
+            continue;
+        };
         for (name, inner) in source.crates(&known) {
             if !covers(layer(own).crates, &[&name, &inner]) {
-                wrong.insert(format!("{}: {own} may not use {name}::{inner}", source.path));
+                wrong.insert(format!(
+                    "{}: {own} may not use {name}::{inner}",
+                    source.path
+                ));
             }
         }
     }
@@ -186,8 +229,17 @@ fn pure_layers_read_no_clock_and_touch_nothing() {
             continue;
         }
         for pattern in [
-            "Utc::now", "Local::now", "Instant::now", "SystemTime", "std::fs", "std::net", "std::env", "std::process",
-            "std::thread", "async fn", ".await",
+            "Utc::now",
+            "Local::now",
+            "Instant::now",
+            "SystemTime",
+            "std::fs",
+            "std::net",
+            "std::env",
+            "std::process",
+            "std::thread",
+            "async fn",
+            ".await",
         ] {
             if source.has(pattern) {
                 wrong.push(format!("{}: {pattern}", source.path));
@@ -211,7 +263,8 @@ fn circles(graph: &Graph) -> BTreeSet<Vec<String>> {
         }
         seen
     };
-    let reached: BTreeMap<&String, BTreeSet<String>> = graph.keys().map(|node| (node, reach(node))).collect();
+    let reached: BTreeMap<&String, BTreeSet<String>> =
+        graph.keys().map(|node| (node, reach(node))).collect();
     graph
         .keys()
         .map(|node| {
@@ -231,16 +284,26 @@ fn there_are_no_circles() {
     let all = sources();
     let modules: BTreeSet<(&str, &str)> = all
         .iter()
-        .filter_map(|source| Some((source.module.first()?.as_str(), source.module.get(1)?.as_str())))
+        .filter_map(|source| {
+            Some((
+                source.module.first()?.as_str(),
+                source.module.get(1)?.as_str(),
+            ))
+        })
         .collect();
     let mut between = Graph::new();
     let mut inside: BTreeMap<String, Graph> = BTreeMap::new();
     for source in all.iter().filter(|source| !source.is_test) {
-        let Some(own) = source.module.first() else { continue };
+        let Some(own) = source.module.first() else {
+            continue;
+        };
         for path in source.own_paths() {
             let Some(other) = path.first() else { continue };
             if other != own {
-                between.entry(own.clone()).or_default().insert(other.clone());
+                between
+                    .entry(own.clone())
+                    .or_default()
+                    .insert(other.clone());
             } else if let (Some(from), Some(to)) = (source.module.get(1), path.get(1))
                 && from != to
                 && modules.contains(&(own.as_str(), to.as_str()))
@@ -267,9 +330,15 @@ fn the_architecture_page_shows_these_layers() {
     let list = |names: &[&str]| match names {
         [] => "nothing".to_owned(),
         ["*"] => "everything".to_owned(),
-        names => names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", "),
+        names => names
+            .iter()
+            .map(|name| format!("`{name}`"))
+            .collect::<Vec<_>>()
+            .join(", "),
     };
-    let mut table = String::from("| Layer | Owns | May import of ours | May use of crates |\n| --- | --- | --- | --- |\n");
+    let mut table = String::from(
+        "| Layer | Owns | May import of ours | May use of crates |\n| --- | --- | --- | --- |\n",
+    );
     for Layer {
         name,
         owns,
@@ -277,7 +346,11 @@ fn the_architecture_page_shows_these_layers() {
         crates,
     } in LAYERS
     {
-        table.push_str(&format!("| `{name}` | {owns} | {} | {} |\n", list(imports), list(crates)));
+        table.push_str(&format!(
+            "| `{name}` | {owns} | {} | {} |\n",
+            list(imports),
+            list(crates)
+        ));
     }
     table.push_str(&format!("\nEvery layer may use {}.\n", list(EVERYWHERE)));
     let page = read("docs/architecture.md");
@@ -292,10 +365,16 @@ fn circles_are_found() {
     let graph = |edges: &[(&str, &str)]| {
         let mut graph = Graph::new();
         for (from, to) in edges {
-            graph.entry((*from).to_owned()).or_default().insert((*to).to_owned());
+            graph
+                .entry((*from).to_owned())
+                .or_default()
+                .insert((*to).to_owned());
         }
         graph
     };
     assert!(circles(&graph(&[("a", "b"), ("b", "c"), ("a", "c")])).is_empty());
-    assert_eq!(circles(&graph(&[("a", "b"), ("b", "c"), ("c", "a"), ("d", "a")])).len(), 1);
+    assert_eq!(
+        circles(&graph(&[("a", "b"), ("b", "c"), ("c", "a"), ("d", "a")])).len(),
+        1
+    );
 }

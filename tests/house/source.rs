@@ -59,7 +59,9 @@ impl Source {
         let mut found = Vec::new();
         for (at, token) in self.tokens.iter().enumerate() {
             let begins = at == 0 || self.tokens[at - 1] != Token::Sep;
-            let rooted = ["crate", "super", "leasehold"].iter().any(|word| token.is(word));
+            let rooted = ["crate", "super", "leasehold"]
+                .iter()
+                .any(|word| token.is(word));
             if begins && rooted && self.tokens.get(at + 1) == Some(&Token::Sep) {
                 let mut trees = Vec::new();
                 tree(&self.tokens, at, Vec::new(), &mut trees);
@@ -89,7 +91,10 @@ impl Source {
             .collect();
         let mut found = Vec::new();
         for (at, token) in self.tokens.iter().enumerate() {
-            let Some(word) = token.word().filter(|word| known.iter().any(|known| known == word)) else {
+            let Some(word) = token
+                .word()
+                .filter(|word| known.iter().any(|known| known == word))
+            else {
                 continue;
             };
             let inner = at > 0
@@ -115,7 +120,9 @@ impl Source {
     /// Whether these words stand one after another, with the signs between them as written.
     pub fn has(&self, pattern: &str) -> bool {
         let pattern = tokens(pattern);
-        self.tokens.windows(pattern.len()).any(|window| window == pattern)
+        self.tokens
+            .windows(pattern.len())
+            .any(|window| window == pattern)
     }
 
     /// The string literals.
@@ -128,7 +135,12 @@ impl Source {
 }
 
 /// Follows a path and its braces, and adds each of its ends to `found`.
-fn tree(tokens: &[Token], mut at: usize, mut path: Vec<String>, found: &mut Vec<Vec<String>>) -> usize {
+fn tree(
+    tokens: &[Token],
+    mut at: usize,
+    mut path: Vec<String>,
+    found: &mut Vec<Vec<String>>,
+) -> usize {
     loop {
         match tokens.get(at) {
             Some(Token::Word(word)) => {
@@ -142,7 +154,9 @@ fn tree(tokens: &[Token], mut at: usize, mut path: Vec<String>, found: &mut Vec<
                     at = tree(tokens, at, path.clone(), found);
                     // `as name`, commas and whatever else stands between two branches.
                     at = at.max(from + 1);
-                    while matches!(tokens.get(at), Some(Token::Sign(','))) || tokens.get(at).is_some_and(|token| token.is("as")) {
+                    while matches!(tokens.get(at), Some(Token::Sign(',')))
+                        || tokens.get(at).is_some_and(|token| token.is("as"))
+                    {
                         at += if tokens[at].is("as") { 2 } else { 1 };
                     }
                 }
@@ -209,7 +223,11 @@ pub fn files() -> Vec<String> {
         && listed.status.success()
     {
         let names = String::from_utf8_lossy(&listed.stdout).into_owned();
-        return names.lines().filter(|name| root().join(name).is_file()).map(str::to_owned).collect();
+        return names
+            .lines()
+            .filter(|name| root().join(name).is_file())
+            .map(str::to_owned)
+            .collect();
     }
     let mut files = Vec::new();
     walk(root(), &mut files);
@@ -217,7 +235,10 @@ pub fn files() -> Vec<String> {
 }
 
 fn relative(file: &Path) -> String {
-    file.strip_prefix(root()).unwrap_or(file).to_string_lossy().into_owned()
+    file.strip_prefix(root())
+        .unwrap_or(file)
+        .to_string_lossy()
+        .into_owned()
 }
 
 fn walk(folder: &Path, files: &mut Vec<PathBuf>) {
@@ -249,11 +270,16 @@ pub fn tokens(text: &str) -> Vec<Token> {
                 tokens.push(Token::Sep);
                 2
             }
-            ['r', '"', ..] | ['r', '#', '"' | '#', ..] | ['b', 'r', '"' | '#', ..] => raw_string(rest, &mut tokens),
+            ['r', '"', ..] | ['r', '#', '"' | '#', ..] | ['b', 'r', '"' | '#', ..] => {
+                raw_string(rest, &mut tokens)
+            }
             ['"', ..] => string(rest, &mut tokens),
             ['\'', ..] => character(rest),
             [c, ..] if c.is_alphanumeric() || *c == '_' => {
-                let end = rest.iter().position(|c| !(c.is_alphanumeric() || *c == '_')).unwrap_or(rest.len());
+                let end = rest
+                    .iter()
+                    .position(|c| !(c.is_alphanumeric() || *c == '_'))
+                    .unwrap_or(rest.len());
                 tokens.push(Token::Word(rest[..end].iter().collect()));
                 end
             }
@@ -311,20 +337,27 @@ fn raw_string(rest: &[char], tokens: &mut Vec<Token>) -> usize {
     let hashes = rest[..start].iter().filter(|c| **c == '#').count();
     let mut at = start + 1;
     while at < rest.len() {
-        let closed = rest[at] == '"' && rest[at + 1..].iter().take_while(|c| **c == '#').count() >= hashes;
+        let closed =
+            rest[at] == '"' && rest[at + 1..].iter().take_while(|c| **c == '#').count() >= hashes;
         if closed {
             break;
         }
         at += 1;
     }
-    tokens.push(Token::Text(rest[start + 1..at.min(rest.len())].iter().collect()));
+    tokens.push(Token::Text(
+        rest[start + 1..at.min(rest.len())].iter().collect(),
+    ));
     at + 1 + hashes
 }
 
 /// A character literal or a lifetime.
 fn character(rest: &[char]) -> usize {
     match rest {
-        ['\'', '\\', ..] => rest[2..].iter().skip(1).position(|c| *c == '\'').map_or(rest.len(), |n| n + 4),
+        ['\'', '\\', ..] => rest[2..]
+            .iter()
+            .skip(1)
+            .position(|c| *c == '\'')
+            .map_or(rest.len(), |n| n + 4),
         ['\'', _, '\'', ..] => 3,
         _ => 1,
     }
@@ -363,7 +396,11 @@ fn without_tests(tokens: Vec<Token>) -> Vec<Token> {
 fn tokens_are_those_of_the_code() {
     let text = "//! one::two\nuse a::{b, c::d}; /* x::y /* */ */ let s = \"e::f \\\" g\"; let c = '\"'; fn g<'a>() {} r#\"h\"i\"#";
     let found = tokens(text);
-    assert!(!found.iter().any(|token| token.is("one") || token.is("x") || token.is("f")));
+    assert!(
+        !found
+            .iter()
+            .any(|token| token.is("one") || token.is("x") || token.is("f"))
+    );
     assert!(found.contains(&Token::Text("e::f \" g".to_owned())));
     assert!(found.contains(&Token::Text("h\"i".to_owned())));
     assert!(found.iter().any(|token| token.is("g")));
@@ -386,13 +423,30 @@ fn paths_are_followed_through_braces_and_upwards() {
         is_test: false,
         tokens: tokens(text),
     };
-    let own = source(&["store", "commit"], "use crate::domain::{ids::{RunId, TaskId as T}, time}; use super::super::payload::Codec;");
+    let own = source(
+        &["store", "commit"],
+        "use crate::domain::{ids::{RunId, TaskId as T}, time}; use super::super::payload::Codec;",
+    );
     let paths: Vec<String> = own.own_paths().iter().map(|path| path.join("::")).collect();
-    assert_eq!(paths, ["domain::ids::RunId", "domain::ids::TaskId", "domain::time", "payload::Codec"]);
+    assert_eq!(
+        paths,
+        [
+            "domain::ids::RunId",
+            "domain::ids::TaskId",
+            "domain::time",
+            "payload::Codec"
+        ]
+    );
     let known = ["sqlx".to_owned(), "metrics".to_owned()];
-    let named = source(&["node"], "use crate::telemetry::metrics; fn f() { metrics::start(); ::metrics::gauge!(); sqlx::Error; }");
+    let named = source(
+        &["node"],
+        "use crate::telemetry::metrics; fn f() { metrics::start(); ::metrics::gauge!(); sqlx::Error; }",
+    );
     assert_eq!(
         named.crates(&known),
-        [("metrics".to_owned(), "gauge".to_owned()), ("sqlx".to_owned(), "Error".to_owned())]
+        [
+            ("metrics".to_owned(), "gauge".to_owned()),
+            ("sqlx".to_owned(), "Error".to_owned())
+        ]
     );
 }

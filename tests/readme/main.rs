@@ -32,7 +32,10 @@ struct Step {
 
 /// The first shell block behind the heading `With curl`.
 fn transcript() -> Vec<Step> {
-    let section = README.split("\n## With curl\n").nth(1).expect("the section");
+    let section = README
+        .split("\n## With curl\n")
+        .nth(1)
+        .expect("the section");
     let block = section.split("```sh\n").nth(1).expect("a shell block");
     let block = block.split("\n```").next().expect("its end");
     let mut steps: Vec<Step> = Vec::new();
@@ -81,18 +84,27 @@ struct Server {
 
 impl Server {
     async fn start(database: &str) -> Self {
-        let cluster = TestCluster::shared().unwrap_or_else(|error| panic!("no PostgreSQL for tests: {error}"));
+        let cluster = TestCluster::shared()
+            .unwrap_or_else(|error| panic!("no PostgreSQL for tests: {error}"));
         let options = cluster.admin_options();
-        let mut admin = PgConnection::connect_with(&options).await.expect("the database answers");
+        let mut admin = PgConnection::connect_with(&options)
+            .await
+            .expect("the database answers");
         for statement in [
             format!("drop database if exists {database} with (force)"),
             format!("create database {database}"),
         ] {
-            sqlx::raw_sql(AssertSqlSafe(statement)).execute(&mut admin).await.expect("the statement runs");
+            sqlx::raw_sql(AssertSqlSafe(statement))
+                .execute(&mut admin)
+                .await
+                .expect("the statement runs");
         }
         let mut process = Command::new(env!("CARGO_BIN_EXE_leasehold"))
             .arg("serve")
-            .env("DATABASE_URL", options.database(database).to_url_lossy().as_str())
+            .env(
+                "DATABASE_URL",
+                options.database(database).to_url_lossy().as_str(),
+            )
             .env("DW_LISTEN", "127.0.0.1:0")
             .env("DW_LOG__FORMAT", "json")
             .env("DW_CONFIG", "/dev/null")
@@ -105,11 +117,16 @@ impl Server {
             .expect("the server starts");
         let mut log = BufReader::new(process.stderr.take().expect("a log")).lines();
         let address = loop {
-            let line = log.next().expect("the server says where it serves").expect("a line");
+            let line = log
+                .next()
+                .expect("the server says where it serves")
+                .expect("a line");
             let Ok(entry) = serde_json::from_str::<serde_json::Value>(&line) else {
                 panic!("{line}");
             };
-            if let (Some("serving"), Some(address)) = (entry["message"].as_str(), entry["address"].as_str()) {
+            if let (Some("serving"), Some(address)) =
+                (entry["message"].as_str(), entry["address"].as_str())
+            {
                 break address.to_owned();
             }
         };
@@ -172,27 +189,41 @@ impl Drop for Shell {
 #[tokio::test]
 async fn the_transcript_does_what_it_says() {
     let steps = transcript();
-    assert!(steps.iter().filter(|step| !step.prints.is_empty()).count() >= 9, "{steps:#?}");
+    assert!(
+        steps.iter().filter(|step| !step.prints.is_empty()).count() >= 9,
+        "{steps:#?}"
+    );
     let server = Server::start(&format!("leasehold_readme_{}", std::process::id())).await;
     let mut shell = Shell::start();
     let mut ran = Vec::new();
     for Step { command, prints } in &steps {
         let printed = shell.run(&command.replace(ADDRESS, &server.address));
         ran.push(format!("{command}\n{}", printed.join("\n")));
-        let plain = |lines: &[String]| lines.iter().map(|line| without_ids(line)).collect::<Vec<_>>();
+        let plain = |lines: &[String]| {
+            lines
+                .iter()
+                .map(|line| without_ids(line))
+                .collect::<Vec<_>>()
+        };
         assert_eq!(plain(&printed), plain(prints), "{}", ran.join("\n"));
     }
 }
 
 #[test]
 fn ids_are_told_from_words() {
-    assert_eq!(without_ids("id 01M8MD7K7Y8FSTH79PKFTGCS98-3, OK"), "id RUN-3, OK");
+    assert_eq!(
+        without_ids("id 01M8MD7K7Y8FSTH79PKFTGCS98-3, OK"),
+        "id RUN-3, OK"
+    );
     assert_eq!(without_ids("Hello Ada 1.20"), "Hello Ada 1.20");
 }
 
 #[test]
 fn the_readme_begins_with_the_two_commands() {
     let block = README.split("```sh\n").nth(1).expect("a shell block");
-    assert!(block.starts_with("cargo run -- dev --install-postgres\ncargo test\n```"), "{block}");
+    assert!(
+        block.starts_with("cargo run -- dev --install-postgres\ncargo test\n```"),
+        "{block}"
+    );
     assert!(README.find("```sh").is_some_and(|at| at < 200));
 }
