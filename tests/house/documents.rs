@@ -237,20 +237,19 @@ fn the_readme_lists_every_setting() {
             .expect("the settings");
         config
             .tokens
-            .windows(5)
+            .windows(4)
             .filter_map(|window| match window {
                 [
                     Token::Sign('('),
                     Token::Text(name),
                     Token::Sign(','),
                     Token::Text(key),
-                    Token::Sign(')'),
                 ] => Some((name.clone(), key.clone())),
                 _ => None,
             })
             .collect()
     };
-    assert!(!aliases.is_empty());
+    assert!(aliases.len() > 10);
     for (key, default) in settings() {
         let row = rows
             .iter()
