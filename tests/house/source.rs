@@ -1,6 +1,7 @@
 //! Rust sources as the rules of the house read them: tokens without comments and without test code.
 
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 /// A piece of a source text.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -185,8 +186,13 @@ pub fn read(path: &str) -> String {
     std::fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// All sources below `src`, in order.
-pub fn sources() -> Vec<Source> {
+/// All sources below `src`, in order; read once.
+pub fn sources() -> &'static [Source] {
+    static SOURCES: OnceLock<Vec<Source>> = OnceLock::new();
+    SOURCES.get_or_init(read_sources)
+}
+
+fn read_sources() -> Vec<Source> {
     let mut files = Vec::new();
     walk(&root().join("src"), &mut files);
     files.sort();
