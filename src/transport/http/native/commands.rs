@@ -701,16 +701,16 @@ impl Reader<'_> {
         );
         match (&entry.parallel_group_id, base, size) {
             (None, ..) => self.add(&field("parallel_group_id"), "is required"),
-            (Some(id), Some(base), Some(size)) if !prefixes.is_empty() => {
-                if !prefixes
-                    .iter()
-                    .any(|prefix| *id == format!("{prefix}:{base}:{size}"))
-                {
-                    self.add(
-                        &field("parallel_group_id"),
-                        "does not match kind, base and size of the group",
-                    );
-                }
+            (Some(id), Some(base), Some(size))
+                if !prefixes.is_empty()
+                    && !prefixes
+                        .iter()
+                        .any(|prefix| *id == format!("{prefix}:{base}:{size}")) =>
+            {
+                self.add(
+                    &field("parallel_group_id"),
+                    "does not match kind, base and size of the group",
+                );
             }
             _ => {}
         }
