@@ -1,13 +1,14 @@
 //! `leasehold doctor`: what is configured, from where, and whether it works.
 
 use std::net::TcpListener;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::Value;
 use sqlx::{Connection, PgConnection};
 
 use super::common::{self, say};
 use crate::config::Loaded;
-use crate::store::migrate;
+use crate::store::{about, migrate};
 
 /// Clocks that differ by more than this are worth a word, in milliseconds.
 const CLOCK_DIFFERENCE_MS: i64 = 1_000;
@@ -58,27 +59,21 @@ async fn database(options: &sqlx::postgres::PgConnectOptions, problems: &mut Vec
             return;
         }
     };
-    let about: Result<(String, String, String, String, i64), sqlx::Error> = sqlx::query_as(
-        "select current_setting('server_version'), current_setting('fsync'), current_setting('synchronous_commit'),
-             current_setting('full_page_writes'), (extract(epoch from clock_timestamp()) * 1000)::bigint",
-    )
-    .fetch_one(&mut connection)
-    .await;
-    match about {
+    match about::ask(&mut connection).await {
         Err(error) => problems.push(format!("the database does not answer: {error}")),
-        Ok((version, fsync, synchronous, full_page, now)) => {
-            say(&format!("  PostgreSQL {version}"));
+        Ok(about) => {
+            say(&format!("  PostgreSQL {}", about.version));
             say(&format!(
-                "  fsync={fsync} synchronous_commit={synchronous} full_page_writes={full_page}"
+                "  fsync={} synchronous_commit={} full_page_writes={}",
+                about.fsync, about.synchronous_commit, about.full_page_writes
             ));
-            if [&fsync, &full_page]
-                .iter()
-                .any(|setting| setting.as_str() != "on")
-                || synchronous == "off"
+            if about.fsync != "on"
+                || about.full_page_writes != "on"
+                || about.synchronous_commit == "off"
             {
                 problems.push("the database may lose acknowledged writes: turn fsync, synchronous_commit and full_page_writes on".to_owned());
             }
-            let difference = chrono::Utc::now().timestamp_millis() - now;
+            let difference = wall_clock_ms() - about.clock_ms;
             say(&format!(
                 "  its clock and this node's differ by {difference} ms"
             ));
@@ -100,6 +95,14 @@ async fn database(options: &sqlx::postgres::PgConnectOptions, problems: &mut Vec
         }
         Err(error) => problems.push(format!("the schema cannot be read: {error}")),
     }
+}
+
+/// This node's clock, in milliseconds since 1970.
+fn wall_clock_ms() -> i64 {
+    let since = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
 }
 
 /// Why the database cannot be reached, without its password.

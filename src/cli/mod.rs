@@ -7,6 +7,7 @@ mod openapi;
 
 use std::path::PathBuf;
 
+use clap::builder::BoolishValueParser;
 use clap::{Args, Parser, Subcommand};
 
 use crate::config::{self, Flags, Loaded};
@@ -56,7 +57,7 @@ struct DevArgs {
     #[command(flatten)]
     serve: ServeArgs,
     /// Install PostgreSQL with apt if it is missing.
-    #[arg(long, env = "DW_DEV_INSTALL_POSTGRES")]
+    #[arg(long, env = "DW_DEV_INSTALL_POSTGRES", value_parser = BoolishValueParser::new())]
     install_postgres: bool,
     /// Folder of the private database.
     #[arg(long, env = "DW_DEV_DATA_DIR")]

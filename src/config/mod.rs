@@ -10,8 +10,9 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::Path;
 
-use figment::providers::{Env, Format, Serialized, Toml};
-use figment::{Figment, Profile, Source};
+use figment::providers::{Format, Serialized, Toml};
+use figment::value::{Dict, Map};
+use figment::{Figment, Metadata, Profile, Provider, Source};
 use serde::{Deserialize, Serialize};
 
 /// All settings.
@@ -264,36 +265,74 @@ pub struct Loaded {
 /// Values from the command line, by key.
 pub type Flags = BTreeMap<&'static str, String>;
 
+/// A value from outside the file: a text that may stand for a number or a switch as well.
+struct Given {
+    /// Where it came from, in words.
+    source: String,
+    key: String,
+    value: String,
+}
+
+impl Provider for Given {
+    fn metadata(&self) -> Metadata {
+        Metadata::named(self.source.clone())
+    }
+
+    fn data(&self) -> Result<Map<Profile, Dict>, figment::Error> {
+        let nested = figment::util::nest(&self.key, self.value.clone().into());
+        let fields = nested.into_dict().unwrap_or_default();
+        Ok(Profile::Default.collect(fields))
+    }
+}
+
 /// Reads all settings.
 ///
 /// # Errors
 /// [`ConfigError`] names the key and its source.
 pub fn load(flags: &Flags) -> Result<Loaded, ConfigError> {
+    let environment = std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+        .collect();
+    load_from(&environment, flags)
+}
+
+fn load_from(environment: &BTreeMap<String, String>, flags: &Flags) -> Result<Loaded, ConfigError> {
     let mut figment = Figment::from(Serialized::defaults(Settings::default()));
-    let file = std::env::var("DW_CONFIG").unwrap_or_else(|_| "config/local.toml".to_owned());
-    if Path::new(&file).exists() || std::env::var_os("DW_CONFIG").is_some() {
-        figment = figment.merge(Toml::file_exact(file));
+    let file = environment.get("DW_CONFIG");
+    let path = file.map_or("config/local.toml", String::as_str);
+    if file.is_some() || Path::new(path).exists() {
+        figment = figment.merge(Toml::file_exact(path));
     }
-    if let Ok(port) = std::env::var("PORT") {
+    let from = |name: &str, key: &str, value: &str| Given {
+        source: format!("environment, {name}"),
+        key: key.to_owned(),
+        value: value.to_owned(),
+    };
+    if let Some(port) = environment.get("PORT") {
         // Hosting platforms set PORT alone and expect every address.
-        figment = figment.merge(Serialized::default("listen", format!("0.0.0.0:{port}")));
+        figment = figment.merge(from("PORT", "listen", &format!("0.0.0.0:{port}")));
     }
-    figment = figment.merge(
-        Env::prefixed("DW_")
-            .filter(|key| key.as_str().contains("__"))
-            .split("__"),
-    );
+    for (name, value) in environment {
+        let sections = name.strip_prefix("DW_").filter(|key| key.contains("__"));
+        if let Some(sections) = sections {
+            let key = sections.to_lowercase().replace("__", ".");
+            figment = figment.merge(from(name, &key, value));
+        }
+    }
     for (name, key) in ALIASES {
-        if std::env::var_os(name).is_some() {
-            let (name, key) = (*name, *key);
-            figment = figment.merge(Env::raw().only(&[name]).map(move |_| key.into()).split("."));
+        if let Some(value) = environment.get(*name) {
+            figment = figment.merge(from(name, key, value));
         }
     }
     for (key, value) in flags {
-        figment = figment.merge(Serialized::default(key, value).profile(Profile::Default));
+        figment = figment.merge(Given {
+            source: "flag".to_owned(),
+            key: (*key).to_owned(),
+            value: value.clone(),
+        });
     }
     let settings: Settings = figment
-        .extract()
+        .extract_lossy()
         .map_err(|error| ConfigError::Unreadable(Box::new(error)))?;
     check(&settings)?;
     Ok(Loaded { settings, figment })
@@ -307,8 +346,10 @@ impl Loaded {
         };
         match &metadata.source {
             Some(Source::File(path)) => path.display().to_string(),
-            _ if metadata.name.contains("environment") => "environment".to_owned(),
-            _ => "default or flag".to_owned(),
+            _ if metadata.name.starts_with("environment") || metadata.name == "flag" => {
+                metadata.name.to_string()
+            }
+            _ => "default".to_owned(),
         }
     }
 }
@@ -458,5 +499,76 @@ mod tests {
             serde_json::to_string(&settings).unwrap_or_default()
         );
         assert!(!shown.contains("hunter2"), "{shown}");
+    }
+
+    fn loaded(environment: &[(&str, &str)], flags: &Flags) -> Result<Loaded, ConfigError> {
+        let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+        let mut environment: BTreeMap<_, _> = environment.iter().map(owned).collect();
+        environment.insert("DW_CONFIG".to_owned(), "/dev/null".to_owned());
+        load_from(&environment, flags)
+    }
+
+    #[test]
+    fn texts_stay_texts_and_become_numbers_and_switches_where_those_are_wanted()
+    -> Result<(), ConfigError> {
+        let environment = [
+            ("DW_WORKER_PROTOCOL_VERSION", "1.20"),
+            ("DW_AUTH_TOKEN", "12345"),
+            ("DW_SERVER_ID", "true"),
+            ("DW_WORKER_POLL_TIMEOUT", "20"),
+            ("DW_DATABASE__COMMIT_LANES", "3"),
+            ("DW_DATABASE__MIGRATE", "false"),
+            ("DW_CI", "not a setting"),
+        ];
+        let flags = Flags::from([("auth.insecure_no_auth", "true".to_owned())]);
+        let loaded = loaded(&environment, &flags)?;
+        let settings = &loaded.settings;
+        assert_eq!(settings.worker_protocol, "1.20");
+        assert_eq!(settings.auth.token, Some(Secret::new("12345")));
+        assert_eq!(settings.server_id, "true");
+        assert_eq!(settings.long_poll.default_seconds, 20);
+        assert_eq!(settings.database.commit_lanes, 3);
+        assert!(!settings.database.migrate && settings.auth.insecure_no_auth);
+        assert_eq!(
+            loaded.source("database.commit_lanes"),
+            "environment, DW_DATABASE__COMMIT_LANES"
+        );
+        assert_eq!(loaded.source("auth.insecure_no_auth"), "flag");
+        assert_eq!(loaded.source("listen"), "default");
+        Ok(())
+    }
+
+    #[test]
+    fn a_flag_wins_over_the_environment_and_a_named_variable_over_the_port()
+    -> Result<(), ConfigError> {
+        let environment = [("PORT", "9000"), ("DW_AUTH_TOKEN", "x")];
+        assert_eq!(
+            loaded(&environment, &Flags::new())?.settings.listen,
+            "0.0.0.0:9000"
+        );
+        let environment = [("PORT", "9000"), ("DW_LISTEN", "127.0.0.1:9001")];
+        assert_eq!(
+            loaded(&environment, &Flags::new())?.settings.listen,
+            "127.0.0.1:9001"
+        );
+        let flags = Flags::from([("listen", "127.0.0.1:9002".to_owned())]);
+        assert_eq!(
+            loaded(&environment, &flags)?.settings.listen,
+            "127.0.0.1:9002"
+        );
+        Ok(())
+    }
+
+    #[test]
+    fn what_is_no_setting_is_refused_by_name() {
+        for (name, value) in [("DW_LONG_POLL__LONGEST", "3"), ("DW_HTTP__THREADS", "many")] {
+            let refused = loaded(&[(name, value)], &Flags::new())
+                .err()
+                .map(|error| error.to_string());
+            assert!(
+                refused.as_ref().is_some_and(|why| why.contains(name)),
+                "{refused:?}"
+            );
+        }
     }
 }

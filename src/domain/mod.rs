@@ -7,6 +7,7 @@ pub mod features;
 pub mod ids;
 pub mod lease;
 pub mod limits;
+pub mod list;
 pub mod parallel;
 pub mod retry;
 pub mod routing;

@@ -187,6 +187,17 @@ pub fn register(
     })
 }
 
+/// What a heartbeat changes; a field that was not sent stays.
+#[derive(Clone, Debug, Default)]
+pub struct Beat {
+    /// Free slots, a JSON object.
+    pub slots: Option<String>,
+    /// About the process, a JSON object.
+    pub process_metrics: Option<String>,
+    /// Seconds between heartbeats.
+    pub heartbeat_interval_seconds: Option<u32>,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -98,12 +98,36 @@ pub struct AttemptStatus {
     pub state: Arc<RunState>,
     /// The activity, if it is open.
     pub activity: Option<Arc<Activity>>,
-    /// Its row, if the attempt is the current one.
-    pub row: Option<TaskRow>,
+    /// Its lease, if the attempt is the current one.
+    pub lease: Option<AttemptLease>,
     /// The hand-out.
     pub attempt: u32,
     /// Why the attempt should stop, in the contract's words.
     pub stop: Option<&'static str>,
+}
+
+/// The lease of an attempt, as its row shows it.
+#[derive(Clone, Copy, Debug)]
+pub struct AttemptLease {
+    /// End of the lease.
+    pub lease_expires_at: Option<Timestamp>,
+    /// Last heartbeat.
+    pub heartbeat_at: Option<Timestamp>,
+    /// End of the attempt.
+    pub start_to_close_at: Option<Timestamp>,
+    /// Time of the next heartbeat at the latest.
+    pub heartbeat_due_at: Option<Timestamp>,
+}
+
+impl From<TaskRow> for AttemptLease {
+    fn from(row: TaskRow) -> Self {
+        Self {
+            lease_expires_at: row.lease_expires_at,
+            heartbeat_at: row.heartbeat_at,
+            start_to_close_at: row.start_to_close_at,
+            heartbeat_due_at: row.heartbeat_due_at,
+        }
+    }
 }
 
 /// The word that an activity has stopped, as it was taken.
@@ -249,7 +273,7 @@ impl Engine {
         Ok(AttemptStatus {
             state,
             activity,
-            row,
+            lease: row.map(AttemptLease::from),
             attempt,
             stop,
         })

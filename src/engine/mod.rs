@@ -28,7 +28,8 @@ mod write;
 pub use answers::{AskRefused, AskView};
 pub use asks::{Answered, AskError, Question, Told};
 pub use cancellations::{
-    AttemptStatus, CancellationAsked, CancellationError, Delivered, DeliveryRefused, StopTaken,
+    AttemptLease, AttemptStatus, CancellationAsked, CancellationError, Delivered, DeliveryRefused,
+    StopTaken,
 };
 pub use error::{ApplyError, Fault};
 pub use executions::{Accepted, CommandError, CommandTarget, StartError, Started};
@@ -130,7 +131,7 @@ impl Engine {
         let (outbox, outbox_ends) = relays::Outbox::new();
         let names = namespaces::names(&store.reads).await?;
         let lanes = Lanes::start(&store, settings.lanes);
-        let renewals = renewals::Renewals::start(store.hot.clone());
+        let renewals = renewals::Renewals::start(store.clone());
         let core = Arc::new_cyclic(|me| Core {
             me: Weak::clone(me),
             runtime: Handle::current(),

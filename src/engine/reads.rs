@@ -9,9 +9,9 @@ use super::polls::Page;
 use super::runs::{self, Cached};
 use super::{Engine, Fault};
 use crate::domain::ids::{Namespace, RunId, TaskId, TaskQueue, WorkflowId};
+use crate::domain::list::{After, Filter, QueueRow, RunRow};
 use crate::domain::run::{RunState, Status};
-use crate::store::lists::{self, After, Filter, QueueRow, RunRow};
-use crate::store::{lease, load};
+use crate::store::{lease, lists, load};
 
 /// Runs of one workflow that a list shows.
 const RUNS_SHOWN: i64 = 10_000;

@@ -2,10 +2,10 @@
 
 use std::collections::HashSet;
 
-use sqlx::PgPool;
 use tokio::sync::{mpsc, oneshot};
 
 use super::error::Fault;
+use crate::store::Store;
 use crate::store::lease::{self, Renewal, Renewed};
 
 /// Renewals that may wait; what is over is told to come back.
@@ -21,9 +21,9 @@ pub(super) struct Renewals(mpsc::Sender<(Renewal, oneshot::Sender<Answer>)>);
 
 impl Renewals {
     /// Starts the task that writes them.
-    pub fn start(pool: PgPool) -> Self {
+    pub fn start(store: Store) -> Self {
         let (sender, receiver) = mpsc::channel(QUEUE_BOUND);
-        tokio::spawn(run(pool, receiver));
+        tokio::spawn(run(store, receiver));
         Self(sender)
     }
 
@@ -37,7 +37,7 @@ impl Renewals {
     }
 }
 
-async fn run(pool: PgPool, mut queue: mpsc::Receiver<(Renewal, oneshot::Sender<Answer>)>) {
+async fn run(store: Store, mut queue: mpsc::Receiver<(Renewal, oneshot::Sender<Answer>)>) {
     let mut waiting = Vec::new();
     loop {
         let room = MAX_BATCH.saturating_sub(waiting.len());
@@ -51,7 +51,7 @@ async fn run(pool: PgPool, mut queue: mpsc::Receiver<(Renewal, oneshot::Sender<A
             .partition(|(renewal, _): &(Renewal, _)| tasks.insert(renewal.task));
         waiting = later;
         let (renewals, answers): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
-        match lease::renew(&pool, &renewals).await {
+        match lease::renew(&store.hot, &renewals).await {
             Ok(renewed) => {
                 for (answer, renewed) in answers.into_iter().zip(renewed) {
                     let _ = answer.send(Ok(renewed));

@@ -8,7 +8,7 @@ use super::error::Fault;
 use super::{Engine, claims, leases_lost};
 use crate::domain::ids::{Namespace, TaskQueue, WorkerId};
 use crate::domain::routing::TaskKind;
-use crate::domain::worker::{self, Description, Refused, Registration};
+use crate::domain::worker::{self, Beat, Description, Refused, Registration};
 use crate::matching::{Ended, QueueKey, WorkerKey};
 use crate::store::{claim, lease, workers};
 
@@ -211,7 +211,7 @@ impl Engine {
         &self,
         namespace: &Namespace,
         worker_id: &WorkerId,
-        beat: &workers::Beat,
+        beat: &Beat,
     ) -> Result<Option<Arc<Registration>>, Fault> {
         let worker = workers::beat(&self.core.store.hot, namespace, worker_id, beat).await?;
         Ok(worker.map(|worker| {
@@ -271,12 +271,8 @@ impl Engine {
     pub(super) async fn poll_is_life(&self, worker: &Registration) -> Result<(), Fault> {
         let silent = self.core.clock.now().millis_since(worker.last_heartbeat_at);
         if silent >= POLL_IS_LIFE_AFTER_MS {
-            self.heartbeat_worker(
-                &worker.namespace,
-                &worker.worker_id,
-                &workers::Beat::default(),
-            )
-            .await?;
+            self.heartbeat_worker(&worker.namespace, &worker.worker_id, &Beat::default())
+                .await?;
         }
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! All SQL. Writes to runs and tasks go through one door, [`commit`]; the rest are reads, claims and
 //! renewals of leases, and plain statements on configuration.
 
+pub mod about;
 pub mod asks;
 pub mod claim;
 pub mod commit;

@@ -5,7 +5,7 @@ use sqlx::{FromRow, PgConnection, PgPool};
 use super::{unsigned, unsigned32};
 use crate::domain::event::Json;
 use crate::domain::ids::{Namespace, TaskQueue, WorkerId};
-use crate::domain::worker::{Description, Registration, WorkerStatus};
+use crate::domain::worker::{Beat, Description, Registration, WorkerStatus};
 
 type Time = chrono::DateTime<chrono::Utc>;
 
@@ -197,17 +197,6 @@ pub async fn list(
     .fetch_all(pool)
     .await?;
     rows.into_iter().map(Registration::try_from).collect()
-}
-
-/// What a heartbeat changes; a field that was not sent stays.
-#[derive(Clone, Debug, Default)]
-pub struct Beat {
-    /// Free slots, a JSON object.
-    pub slots: Option<String>,
-    /// About the process, a JSON object.
-    pub process_metrics: Option<String>,
-    /// Seconds between heartbeats.
-    pub heartbeat_interval_seconds: Option<u32>,
 }
 
 /// Notes that a worker is alive. `None` when it is not registered.

@@ -4,6 +4,7 @@
     clippy::expect_used,
     clippy::panic,
     missing_docs,
+    dead_code,
     reason = "a test stops at the first thing that is not as it should be"
 )]
 

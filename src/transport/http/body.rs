@@ -188,6 +188,7 @@ mod tests {
     #[derive(Debug, serde::Deserialize)]
     struct Form {
         #[serde(default)]
+        #[allow(dead_code, reason = "only its type matters here")]
         items: Vec<Item>,
     }
 

@@ -33,12 +33,8 @@ impl Problems {
         if self.0.is_empty() { Ok(()) } else { Err(self) }
     }
 
-    /// Nothing is wrong.
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
     /// The fields that are wrong.
+    #[cfg(test)]
     pub fn fields(&self) -> impl Iterator<Item = &str> {
         self.0.keys().map(String::as_str)
     }

@@ -49,6 +49,7 @@ pub struct Call<R, T> {
     /// Shared state.
     pub api: Data<Api>,
     /// Who calls.
+    #[allow(dead_code, reason = "for operations that differ by caller")]
     pub principal: Principal,
     /// Namespace of the request; it exists.
     pub namespace: Namespace,

@@ -9,11 +9,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::domain::ids::{Part, WorkflowId, part_id};
+use crate::domain::list::{After, Filter, RunRow};
 use crate::domain::run::{Close, Held, RunState, Status};
 use crate::domain::time::Timestamp;
 use crate::engine::RunView;
 use crate::payload::Payload;
-use crate::store::lists::{After, Filter, RunRow};
 
 use super::super::fields;
 use super::super::problems::Problems;

@@ -6,9 +6,9 @@ use actix_web::{delete, get};
 use serde_json::{Value, json};
 
 use crate::domain::ids::{TaskQueue, WorkerId};
+use crate::domain::list::{Backlog, QueueRow};
 use crate::domain::worker::{Registration, WorkerStatus};
 use crate::protocol::reason::Reason;
-use crate::store::lists::{Backlog, QueueRow};
 
 use super::answer::{Answer, Control};
 use super::call::{AdminOnly, Call, Nothing, OperatorOrAdmin};

@@ -341,6 +341,10 @@ pub struct ActivityFailureBody {
     kind: Option<String>,
     class: Option<String>,
     code: Option<i64>,
+    #[allow(
+        dead_code,
+        reason = "part of the contract; traces stay with the worker"
+    )]
     stack_trace: Option<String>,
     non_retryable: Option<bool>,
     #[schema(value_type = Option<Object>)]

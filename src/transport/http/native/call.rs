@@ -51,6 +51,7 @@ pub struct Call<R, T> {
     /// Shared state.
     pub api: Data<Api>,
     /// Who calls.
+    #[allow(dead_code, reason = "for operations that differ by caller")]
     pub principal: Principal,
     /// Versions of both sides.
     pub version: Negotiated,

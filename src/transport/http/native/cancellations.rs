@@ -12,10 +12,9 @@ use serde_json::{Map, Value, json};
 use crate::domain::event::Delivery;
 use crate::domain::ids::{AttemptId, Part, part_id};
 use crate::domain::run::{Activity, Cancellation, RunState};
-use crate::engine::{AttemptStatus, Delivered, DeliveryRefused, Holder};
+use crate::engine::{AttemptLease, AttemptStatus, Delivered, DeliveryRefused, Holder};
 use crate::protocol::feature::Feature;
 use crate::protocol::reason::Reason;
-use crate::store::lease::TaskRow;
 
 use super::super::fields::Int;
 use super::super::problems::Problems;
@@ -298,7 +297,7 @@ async fn status(call: Call<WorkerOnly, AttemptFence>, task: &str) -> Result<Answ
 }
 
 fn attempt_fields(status: &AttemptStatus, holder: &Holder, task: &str) -> Value {
-    let (state, row) = (&*status.state, status.row.as_ref());
+    let (state, lease) = (&*status.state, status.lease.as_ref());
     let close = state.close.as_deref();
     let no = holder.task.no;
     let attempt = AttemptId {
@@ -327,15 +326,15 @@ fn attempt_fields(status: &AttemptStatus, holder: &Holder, task: &str) -> Value 
         "cancel_requested": cancelled,
         "reason": stopped,
         "heartbeat_recorded": false,
-        "lease_expires_at": row.and_then(|row| row.lease_expires_at),
-        "last_heartbeat_at": row.and_then(|row| row.heartbeat_at),
+        "lease_expires_at": lease.and_then(|lease| lease.lease_expires_at),
+        "last_heartbeat_at": lease.and_then(|lease| lease.heartbeat_at),
         "run_status": state.status().as_str(),
         "run_closed_reason": close.map(|close| close.reason.as_str()),
         "run_closed_at": close.map(|close| close.at),
         "activity_status": activity_status,
-        "attempt_status": if row.is_some() { "running" } else { "closed" },
-        "task_status": if row.is_some() { "leased" } else if cancelled { "cancelled" } else { "closed" },
-        "deadlines": deadlines(status.activity.as_deref(), row),
+        "attempt_status": if lease.is_some() { "running" } else { "closed" },
+        "task_status": if lease.is_some() { "leased" } else if cancelled { "cancelled" } else { "closed" },
+        "deadlines": deadlines(status.activity.as_deref(), lease),
         "worker_session": null,
     });
     if let Some(acknowledgement) = acknowledgement(state, no, status.attempt) {
@@ -344,15 +343,18 @@ fn attempt_fields(status: &AttemptStatus, holder: &Holder, task: &str) -> Value 
     fields
 }
 
-fn deadlines(activity: Option<&Activity>, row: Option<&TaskRow>) -> Value {
+fn deadlines(activity: Option<&Activity>, lease: Option<&AttemptLease>) -> Value {
     let mut deadlines = Map::new();
     for (name, at) in [
-        ("start_to_close", row.and_then(|row| row.start_to_close_at)),
+        (
+            "start_to_close",
+            lease.and_then(|lease| lease.start_to_close_at),
+        ),
         (
             "schedule_to_close",
             activity.and_then(Activity::close_deadline),
         ),
-        ("heartbeat", row.and_then(|row| row.heartbeat_due_at)),
+        ("heartbeat", lease.and_then(|lease| lease.heartbeat_due_at)),
     ] {
         if let Some(at) = at {
             deadlines.insert(name.to_owned(), at.to_string().into());

@@ -12,11 +12,10 @@ use serde_json::{Map, Value, json};
 
 use crate::domain::event::Json;
 use crate::domain::ids::{TaskQueue, WorkerId};
-use crate::domain::worker::{Description, Refused, Registration};
+use crate::domain::worker::{Beat, Description, Refused, Registration};
 use crate::engine::{Fault, RegisterError};
 use crate::protocol::feature::Feature;
 use crate::protocol::reason::Reason;
-use crate::store::workers::Beat;
 
 use super::super::fields::Int;
 use super::super::problems::Problems;

@@ -350,6 +350,10 @@ pub struct TaskFailureBody {
     kind: Option<String>,
     reason: Option<String>,
     sequence: Option<Int>,
+    #[allow(
+        dead_code,
+        reason = "part of the contract; traces stay with the worker"
+    )]
     stack_trace: Option<String>,
 }
 
