@@ -1,7 +1,6 @@
 //! Pure types and decisions: no I/O, no async, no clock reads, nothing of ours but value types.
 
 pub mod command;
-pub mod decision;
 pub mod event;
 pub mod features;
 pub mod ids;
@@ -14,3 +13,5 @@ pub mod routing;
 pub mod run;
 pub mod time;
 pub mod worker;
+
+pub use run::decision;

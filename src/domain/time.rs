@@ -20,6 +20,11 @@ pub struct Timestamp(i64);
 const LATEST: i64 = 253_402_300_799_999_999;
 
 impl Timestamp {
+    /// Whether a text is a date and time with an offset (RFC 3339).
+    pub fn is_rfc3339(text: &str) -> bool {
+        DateTime::parse_from_rfc3339(text).is_ok()
+    }
+
     /// From microseconds since the epoch, held inside the years 1970 to 9999.
     pub fn from_micros(micros: i64) -> Self {
         Self(micros.clamp(0, LATEST))

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::Core;
+use super::{Core, Fault};
 use crate::domain::routing::{Poller, Profile, TaskKind};
 use crate::matching::{Grant, GrantedLease, QueueKey, Reserved};
 use crate::store::asks;
@@ -63,13 +63,14 @@ pub(super) async fn claim(
     key: &QueueKey,
     profile: &Profile,
     pollers: &[Poller],
-) -> sqlx::Result<Vec<Claimed>> {
+) -> Result<Vec<Claimed>, Fault> {
     let (pool, kind) = (&core.store.hot, key.kind);
-    if kind.is_ask() {
+    let claimed = if kind.is_ask() {
         asks::claim(pool, kind, &key.namespace, &key.queue, profile, pollers).await
     } else {
         claim::claim(pool, kind, &key.namespace, &key.queue, profile, pollers).await
-    }
+    };
+    Ok(claimed?)
 }
 
 fn give(core: &Core, key: &QueueKey, polls: Vec<Reserved>, claimed: Vec<Claimed>) {

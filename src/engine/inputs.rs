@@ -197,7 +197,7 @@ impl Engine {
         }))
     }
 
-    /// Waits for the outcome of an update that `run` accepted, until `deadline`. Returns the outcome
+    /// Waits for the outcome of an update that `run` accepted, at most `wait`. Returns the outcome
     /// if there is one, and the run that the update is in.
     ///
     /// # Errors
@@ -206,9 +206,10 @@ impl Engine {
         &self,
         run: RunId,
         update_id: &str,
-        deadline: Instant,
+        wait: Duration,
     ) -> Result<(Option<UpdateOutcome>, Arc<RunState>), Fault> {
         let core = &self.core;
+        let deadline = Instant::now() + wait;
         let mut run = run;
         let mut woken = false;
         loop {

@@ -107,6 +107,7 @@ pub(crate) struct Core {
     renewals: renewals::Renewals,
     starts: starts::Starts,
     outbox: relays::Outbox,
+    replays: replays::Replays,
     asked: asks::Asked,
     contracts: contracts::Contracts,
     releases: Releases,
@@ -129,6 +130,7 @@ impl Engine {
         let (starts, pending_starts) = starts::Starts::new();
         let (releases, dropped) = Releases::new();
         let (outbox, outbox_ends) = relays::Outbox::new();
+        let (replays, to_compare) = replays::Replays::new(settings.check_replays);
         let names = namespaces::names(&store.reads).await?;
         let lanes = Lanes::start(&store, settings.lanes);
         let renewals = renewals::Renewals::start(store.clone());
@@ -148,6 +150,7 @@ impl Engine {
             renewals,
             starts,
             outbox,
+            replays,
             asked: asks::Asked::default(),
             contracts: contracts::Contracts::default(),
             releases,
@@ -155,6 +158,7 @@ impl Engine {
             store,
         });
         tokio::spawn(starts::run(Arc::clone(&core), pending_starts));
+        tokio::spawn(replays::run(Arc::clone(&core), to_compare));
         tokio::spawn(relays::run(Arc::clone(&core), outbox_ends));
         tokio::spawn(give_back_dropped(Arc::clone(&core), dropped));
         Ok(Self { core })

@@ -182,9 +182,7 @@ impl Engine {
         self.detached(async move {
             for key in &keys {
                 let pollers = std::slice::from_ref(&poller);
-                let claimed = claims::claim(&core, key, &profile, pollers)
-                    .await
-                    .map_err(Fault::from)?;
+                let claimed = claims::claim(&core, key, &profile, pollers).await?;
                 if let Some(task) = claimed.into_iter().next() {
                     metrics::counter!("dw_claims_total", "kind" => key.kind.as_str()).increment(1);
                     let grant = claims::grant(&core, key.kind, poller.owner.clone(), task);

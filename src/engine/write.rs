@@ -1,12 +1,11 @@
 //! From a decision to what is durable: waiting polls are spoken for, the commit is made, and what it
 //! opened is given out.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use super::error::Fault;
 use super::runs::Cached;
-use super::{Core, claims, replays};
+use super::{Core, claims};
 use crate::domain::decision::{Decision, FIRST_ATTEMPT, HandOff, TaskEffect, TimerEffect};
 use crate::domain::event::Body;
 use crate::domain::ids::{TaskId, TaskNo};
@@ -68,10 +67,8 @@ pub(super) async fn write(
             for created in &decision.created {
                 core.runs.written(created, None);
             }
-            if core.settings.check_replays {
-                for write in decision.writes() {
-                    replays::check(core, Arc::new(write.next.clone()));
-                }
+            for write in decision.writes() {
+                core.replays.check(&write.next);
             }
             keep(core, decision, promises, at);
             announce(core, decision, at);

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use crate::payload::{Codec, Payload};
 
 use super::super::command::{Failure, ScheduleActivity};
-use super::super::decision::{NewTask, TimerKey, TimerKind};
 use super::super::event::{
     ActivityCancelled, ActivityCompleted, ActivityFailed, ActivityHeartbeatRecorded, ActivityKeys,
     ActivityRetryScheduled, ActivityScheduled, ActivitySnapshot, ActivityStarted, ActivityTimedOut,
@@ -17,6 +16,7 @@ use super::super::limits::LimitKind;
 use super::super::parallel::GroupFields;
 use super::super::routing::{Routing, TaskKind};
 use super::super::time::Timestamp;
+use super::decision::{NewTask, TimerKey, TimerKind};
 use super::draft::Draft;
 use super::fact::{Digest, Fact, Receipt, ReportKind};
 use super::outcome::{Refusal, Reply, Verdict};

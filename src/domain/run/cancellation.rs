@@ -5,7 +5,6 @@
 use std::sync::Arc;
 
 use super::super::command::{CancellationPolicy, Failure};
-use super::super::decision::{Relay, TimerKey, TimerKind};
 use super::super::event::{
     CONTEXT_SCHEMA, CancellationContext, CancellationLineage, CooperativeCancellationDelivered,
     CooperativeCancellationRequested, Delivery, Requester,
@@ -15,6 +14,7 @@ use super::super::ids::{Part, Step, TaskNo, WorkerId, part_id};
 use super::super::lease::Hold;
 use super::super::time::Timestamp;
 use super::close::{self, ObservedLease};
+use super::decision::{Relay, TimerKey, TimerKind};
 use super::draft::Draft;
 use super::fact::{CommandKind, Fact, Resume};
 use super::outcome::{Refusal, Reply, Verdict};

@@ -8,7 +8,6 @@ use serde::{Deserialize, Serialize};
 use crate::payload::{Codec, Payload};
 
 use super::super::command::{CancellationPolicy, ClosePolicy, Failure, StartChild};
-use super::super::decision::Relay;
 use super::super::event::{
     Body, ChildEnd, ChildKeys, ChildRunCancelled, ChildRunCompleted, ChildRunFailed,
     ChildRunStarted, ChildRunTerminated, ChildWorkflowScheduled, Event, Json,
@@ -19,6 +18,7 @@ use super::super::limits::LimitKind;
 use super::super::parallel::{GroupFields, StepKind};
 use super::super::time::Timestamp;
 use super::cancellation;
+use super::decision::Relay;
 use super::draft::Draft;
 use super::fact::{Begun, Contract, ParentLink, Resume};
 use super::fold::StepEnd;

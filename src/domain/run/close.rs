@@ -6,7 +6,6 @@ use std::sync::Arc;
 use crate::payload::{Codec, Payload};
 
 use super::super::command::Failure;
-use super::super::decision::{TaskEffect, TimerKind};
 use super::super::event::{
     Body, CancelRequested, CancellationContext, ClosedFromOutside, Event, Request,
     TerminateRequested, WorkflowCancelled, WorkflowCompleted, WorkflowFailed, WorkflowTerminated,
@@ -14,6 +13,7 @@ use super::super::event::{
 };
 use super::super::ids::{Part, TaskNo, WorkerId};
 use super::super::lease::Hold;
+use super::decision::{TaskEffect, TimerKind};
 use super::draft::Draft;
 use super::fact::{CommandKind, Fact};
 use super::outcome::{Refusal, Reply, Verdict};

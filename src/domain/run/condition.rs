@@ -6,7 +6,6 @@
 use std::sync::Arc;
 
 use super::super::command::OpenConditionWait;
-use super::super::decision::{TimerKey, TimerKind};
 use super::super::event::{
     Body, ConditionKeys, ConditionWaitOpened, ConditionWaitSatisfied, ConditionWaitTimedOut, Event,
     TimerCancelled, TimerFired, TimerKeys, TimerScheduled,
@@ -15,6 +14,7 @@ use super::super::features;
 use super::super::ids::{Part, RunId, Step, part_id};
 use super::super::parallel::{GroupFields, StepKind};
 use super::super::time::Timestamp;
+use super::decision::{TimerKey, TimerKind};
 use super::draft::Draft;
 use super::fact::Resume;
 use super::fold::StepEnd;

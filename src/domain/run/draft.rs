@@ -3,15 +3,13 @@
 
 use std::sync::Arc;
 
-use super::super::decision::{
-    Claim, Decision, Effects, Fence, NewTask, RequestKey, RunWrite, TimerKey,
-};
 use super::super::event::{Body, Event};
 use super::super::ids::{Part, TaskId, TaskNo, part_id};
 use super::super::lease::Hold;
 use super::super::routing::{Routing, TaskKind};
 use super::super::time::Timestamp;
 use super::Settings;
+use super::decision::{Claim, Decision, Effects, Fence, NewTask, RequestKey, RunWrite, TimerKey};
 use super::fact::{Command, CommandKind, Fact, Resume};
 use super::selection;
 use super::signal::InputRequest;

@@ -11,6 +11,7 @@ mod child;
 mod close;
 mod condition;
 mod continue_as_new;
+pub mod decision;
 mod draft;
 mod fact;
 mod fold;
@@ -62,10 +63,10 @@ pub use workflow_task::{TaskFailure, WorkflowTaskReport};
 use std::sync::Arc;
 
 use super::command::Command as WorkerCommand;
-use super::decision::TimerKey;
 use super::ids::{TaskNo, WorkerId};
 use super::limits::Limits;
 use super::time::Timestamp;
+use decision::TimerKey;
 use draft::Draft;
 
 /// Settings that decisions depend on.

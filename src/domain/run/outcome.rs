@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use super::super::decision::Decision;
 use super::super::event::Delivery;
 use super::super::ids::{RunId, TaskNo};
 use super::super::limits::LimitKind;
 use super::super::time::Timestamp;
+use super::decision::Decision;
 use super::fact::{Receipt, ReportKind};
 use super::state::Close;
 

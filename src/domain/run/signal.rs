@@ -6,7 +6,6 @@ use std::sync::Arc;
 use crate::payload::{Codec, Payload};
 
 use super::super::command::OpenSignalWait;
-use super::super::decision::{TimerKey, TimerKind};
 use super::super::event::{
     Body, Event, SignalApplied, SignalReceived, SignalWaitOpened, TimerCancelled, TimerFired,
     TimerKeys, TimerScheduled,
@@ -15,6 +14,7 @@ use super::super::features;
 use super::super::ids::{Part, RunId, Step, part_id};
 use super::super::limits::LimitKind;
 use super::super::parallel::{GroupFields, StepKind};
+use super::decision::{TimerKey, TimerKind};
 use super::draft::Draft;
 use super::fact::{CommandKind, Digest, Fact, Resume, Signal};
 use super::fold::StepEnd;

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use crate::payload::Payload;
 
-use super::super::decision::{Claim, Decision, TimerKey, TimerKind};
 use super::super::event::{CancellationContext, Json, StartAccepted, WorkflowStarted};
 use super::super::ids::{Namespace, RunId, TaskQueue, WorkflowId};
 use super::super::time::Timestamp;
+use super::decision::{Claim, Decision, TimerKey, TimerKind};
 use super::draft::Draft;
 use super::fact::{Begun, CommandKind, Contract, Fact, ParentLink, Resume};
 use super::state::{Held, RunState};

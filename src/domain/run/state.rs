@@ -7,7 +7,6 @@ use std::sync::Arc;
 use crate::payload::Payload;
 
 use super::super::command::{CancellationPolicy, ClosePolicy};
-use super::super::decision::{TimerKey, TimerKind};
 use super::super::event::Json;
 use super::super::ids::{RunId, Step, TaskNo, TaskQueue, WorkerId, WorkflowId};
 use super::super::parallel::{Group, Path, Resolution};
@@ -15,6 +14,7 @@ use super::super::retry::Policy;
 use super::super::time::Timestamp;
 use super::attributes::{Attributes, Memo};
 use super::cancellation::{Cancellation, Stopped};
+use super::decision::{TimerKey, TimerKind};
 use super::fact::{Begun, Command, Digest, Receipt, ReportKind, Resume, Signal, Update};
 use super::status::{CloseReason, Status};
 use super::stream::Stream;

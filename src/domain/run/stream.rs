@@ -10,11 +10,11 @@ use serde_json::json;
 
 use crate::payload::{Codec, Payload};
 
-use super::super::decision::{Claim, RequestKey};
 use super::super::event::{MessageCursorAdvanced, SignalReceived};
 use super::super::ids::{Part, RunId, part_id};
 use super::super::limits::LimitKind;
 use super::super::time::Timestamp;
+use super::decision::{Claim, RequestKey};
 use super::draft::Draft;
 use super::fact::{CommandKind, Digest, Fact};
 use super::outcome::{Refusal, Reply, Verdict};

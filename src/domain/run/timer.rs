@@ -1,8 +1,8 @@
 //! User timers, and what happens when timer rows come due.
 
 use super::super::command::StartTimer;
-use super::super::decision::{TimerKey, TimerKind};
 use super::super::event::{Body, Event, TimerCancelled, TimerFired, TimerKeys, TimerScheduled};
+use super::decision::{TimerKey, TimerKind};
 use std::sync::Arc;
 
 use super::super::ids::{Part, Step, part_id};

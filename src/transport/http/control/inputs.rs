@@ -1,7 +1,7 @@
 //! Signals and updates, for the current run or for a run that must be the current one.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use actix_web::http::StatusCode;
 use actix_web::post;
@@ -9,7 +9,6 @@ use actix_web::web::Path;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
-use tokio::time::Instant;
 
 use crate::domain::routing::{TaskKind, ask_id};
 use crate::domain::run::{CommandKind, Rejection};
@@ -195,7 +194,7 @@ async fn update(
     check_request_id(&mut problems, request_id);
     let wait = wait(&mut problems, &call.body);
     problems.into_result()?;
-    let deadline = Instant::now() + Duration::from_secs(u64::try_from(wait.seconds).unwrap_or(0));
+    let began = Instant::now();
     let mut command = InputCommand {
         name: name.as_str().into(),
         digest: body::digest(arguments.blob.as_bytes()),
@@ -220,14 +219,16 @@ async fn update(
             }
         }
     };
-    let until = if wait.for_completion {
-        deadline
+    // A validator's time is part of the caller's wait.
+    let left = if wait.for_completion {
+        Duration::from_secs(u64::try_from(wait.seconds).unwrap_or(0))
+            .saturating_sub(began.elapsed())
     } else {
-        Instant::now()
+        Duration::ZERO
     };
     let update_id = accepted.update_id.clone().unwrap_or_default();
     let (outcome, state) = engine
-        .update_outcome(accepted.run, &update_id, until)
+        .update_outcome(accepted.run, &update_id, left)
         .await?;
     let accepted = Accepted { state, ..accepted };
     let mut fields = receipt(&accepted, &target, request_id, "");

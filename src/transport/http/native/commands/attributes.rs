@@ -6,6 +6,7 @@ use serde_json::{Map, Value};
 
 use crate::domain::command::UpsertSearchAttributes;
 use crate::domain::run::is_attribute_name;
+use crate::domain::time::Timestamp;
 
 use super::{CommandRequest, Reader};
 
@@ -127,7 +128,7 @@ impl Reader<'_> {
             | ("float", Value::Number(_))
             | ("bool", Value::Bool(_)) => true,
             ("int", Value::Number(number)) => number.is_i64() || number.is_u64(),
-            ("datetime", Value::String(text)) => chrono::DateTime::parse_from_rfc3339(text).is_ok(),
+            ("datetime", Value::String(text)) => Timestamp::is_rfc3339(text),
             _ => false,
         };
         if !fits {

@@ -5,12 +5,14 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::event::{CancellationContext, Event};
-use super::ids::{Namespace, RunId, Step, TaskNo, WorkerId, WorkflowId};
-use super::lease::Hold;
-use super::routing::{Routing, TaskKind};
-use super::run::{ChildOutcome, Digest, Fact, RunState};
-use super::time::Timestamp;
+use super::super::event::{CancellationContext, Event};
+use super::super::ids::{Namespace, RunId, Step, TaskNo, WorkerId, WorkflowId};
+use super::super::lease::Hold;
+use super::super::routing::{Routing, TaskKind};
+use super::super::time::Timestamp;
+use super::child::ChildOutcome;
+use super::fact::{Digest, Fact};
+use super::state::RunState;
 
 /// A task as it is opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -393,7 +395,7 @@ impl RunWrite {
         let owner = to.owner.clone();
         task.handed_to = Some(to);
         if task.routing.kind == TaskKind::Activity {
-            let event = super::run::started_event(&self.next, no, FIRST_ATTEMPT, &owner, now);
+            let event = super::activity::started_event(&self.next, no, FIRST_ATTEMPT, &owner, now);
             if let Some(event) = event {
                 self.next.apply(&event);
                 self.events.push(event);
