@@ -57,7 +57,7 @@ fn open_then_close_is_nothing() {
     let mut later = Effects::default();
     later.close(7);
     effects.then(later);
-    assert!(effects.is_empty());
+    assert!(effects.tasks().is_empty());
 }
 
 /// A task that continues and then closes is closed; a timer has its last effect.

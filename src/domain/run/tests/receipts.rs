@@ -3,7 +3,7 @@
 use super::kit::*;
 use crate::domain::limits::RECEIPTS_KEPT;
 use crate::domain::run::{
-    ActivityOutcome, ActivityReport, Digest, Input, Refusal, ReportKind, TaskFailure,
+    ActivityOutcome, ActivityReport, Digest, Input, Refusal, ReportKind, StreamReport, TaskFailure,
 };
 
 fn outcome(held: &Held, digest: u64, outcome: ActivityOutcome) -> Input {
@@ -104,6 +104,7 @@ fn another_report_under_the_same_fence_is_refused() {
         Input::CompleteWorkflowTask {
             report: other_body,
             commands: Vec::new(),
+            streams: StreamReport::default(),
         },
         task.fail(TaskFailure::Other("late".into())),
         task.fail(TaskFailure::WaitingForHistory),

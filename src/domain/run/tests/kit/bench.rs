@@ -13,8 +13,8 @@ use crate::domain::lease::{AfterLoss, after_loss};
 use crate::domain::routing::TaskKind;
 use crate::domain::run::{
     ActivityOutcome, ActivityReport, Beat, Digest, Input, ObservedLease, Overdue, OverdueKind,
-    Refusal, Reply, ReportKind, RunState, Settings, StartRequest, TaskFailure, Verdict,
-    WorkflowTaskReport, decide, start,
+    Refusal, Reply, ReportKind, RunState, Settings, StartRequest, StreamReport, TaskFailure,
+    Verdict, WorkflowTaskReport, decide, start,
 };
 use crate::domain::time::Timestamp;
 use crate::payload::Payload;
@@ -45,6 +45,7 @@ impl Held {
         Input::CompleteWorkflowTask {
             report: self.report(1),
             commands,
+            streams: StreamReport::default(),
         }
     }
 

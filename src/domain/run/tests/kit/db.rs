@@ -15,6 +15,9 @@ use crate::domain::routing::TaskKind;
 use crate::domain::run::{Beat, ObservedLease, RunState, StoredBatch, fold};
 use crate::domain::time::Timestamp;
 
+/// Every feature of a history.
+pub const EVERYTHING: i64 = i64::MAX;
+
 /// A lease on a row.
 #[derive(Clone, Debug)]
 pub struct Lease {
@@ -24,6 +27,8 @@ pub struct Lease {
     pub heartbeat_due_at: Option<Timestamp>,
     /// Last event that the holder of a workflow task was shown.
     pub seen: u64,
+    /// Features that the holder knows.
+    pub knows: i64,
 }
 
 impl Lease {
@@ -60,13 +65,13 @@ impl Row {
             task: task.clone(),
         };
         if let Some(to) = &task.handed_to {
-            row.hand_out(&to.owner, now, seen);
+            row.hand_out(&to.owner, now, seen, to.knows);
             assert_eq!(row.attempt, FIRST_ATTEMPT);
         }
         row
     }
 
-    fn hand_out(&mut self, owner: &WorkerId, now: Timestamp, seen: u64) {
+    fn hand_out(&mut self, owner: &WorkerId, now: Timestamp, seen: u64, knows: i64) {
         self.attempt += 1;
         self.beat = None;
         self.lease = Some(Lease {
@@ -75,6 +80,7 @@ impl Row {
             start_to_close_at: self.task.start_to_close_ms.map(|ms| now.plus_millis(ms)),
             heartbeat_due_at: self.task.heartbeat_ms.map(|ms| now.plus_millis(ms)),
             seen,
+            knows,
         });
     }
 
@@ -138,6 +144,7 @@ impl Stored {
                 owner: lease.owner.clone(),
                 attempt,
                 live: lease.expires_at > now,
+                knows: lease.knows,
             },
         }
     }
@@ -221,6 +228,7 @@ impl Db {
                     let to = HandOff {
                         owner,
                         poll_request_id: None,
+                        knows: EVERYTHING,
                     };
                     write.hand_over(no, to, now);
                 }
@@ -335,7 +343,7 @@ impl Db {
         if row.lease.is_some() || row.visible_at > now {
             return None;
         }
-        row.hand_out(owner, now, seen);
+        row.hand_out(owner, now, seen, EVERYTHING);
         Some(row.attempt)
     }
 

@@ -11,7 +11,9 @@ use crate::domain::event::Json;
 use crate::domain::ids::{RunId, Step};
 use crate::domain::parallel::{Path, PathEntry};
 use crate::domain::retry::Policy;
-use crate::domain::run::{CloseRequest, Digest, Input, ObservedLease, SignalRequest, StartRequest};
+use crate::domain::run::{
+    CloseRequest, Contract, Digest, Input, InputRequest, ObservedLease, StartRequest,
+};
 use crate::domain::time::Timestamp;
 use crate::payload::{Codec, Payload};
 
@@ -54,6 +56,7 @@ pub fn start_request() -> StartRequest {
         fairness_key: None,
         fairness_weight: 1,
         build_id: None,
+        contract: Contract::default(),
     }
 }
 
@@ -77,6 +80,7 @@ pub fn activity_with(activity_type: &str, policy: Option<Policy>) -> Command {
         arguments: Some(payload("arguments")),
         queue: None,
         policy,
+        cancellation: None,
         path: None,
     })
 }
@@ -139,9 +143,11 @@ pub fn level(base: Step, size: u32, index: u32) -> PathEntry {
     PathEntry {
         parallel_group_id: format!("parallel-calls:{base}:{size}"),
         parallel_group_kind: "mixed".to_owned(),
+        parallel_group_mode: None,
         parallel_group_base_sequence: base,
         parallel_group_size: size,
         parallel_group_index: index,
+        member: None,
     }
 }
 
@@ -166,13 +172,14 @@ pub fn group(base: Step, members: Vec<Command>) -> Vec<Command> {
         .collect()
 }
 
-pub fn signal_request(name: &str) -> SignalRequest {
-    SignalRequest {
+pub fn signal_request(name: &str) -> InputRequest {
+    InputRequest {
         name: name.into(),
         arguments: payload(name),
         request_id: None,
         digest: Digest(7),
         run_target: "".into(),
+        update_id: None,
     }
 }
 

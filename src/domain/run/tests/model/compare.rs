@@ -11,7 +11,7 @@ use crate::domain::event::{Body, Event};
 use crate::domain::ids::{RunId, TaskNo};
 use crate::domain::parallel::Path;
 use crate::domain::routing::TaskKind;
-use crate::domain::run::{Input, Refusal, Reply, Verdict, WorkflowTaskReport};
+use crate::domain::run::{Held, Input, Refusal, Reply, Verdict, WorkflowTaskReport};
 use crate::domain::time::Timestamp;
 
 /// An outcome in the words of the reference model.
@@ -36,6 +36,7 @@ pub fn label(decided: &Result<Verdict, Refusal>) -> String {
         Reply::SignalAccepted { command } => format!("signal {command}"),
         Reply::Closed { command } => format!("closed {command}"),
         Reply::Archived { command } => format!("archived {command:?}"),
+        other => format!("{other:?}"),
     }
 }
 
@@ -54,6 +55,7 @@ fn refusal_name(refusal: &Refusal) -> &'static str {
         Refusal::NotCurrent(_) => "NotCurrent",
         Refusal::LeaseNeeded => "LeaseNeeded",
         Refusal::NothingToDo => "NothingToDo",
+        _ => "another",
     }
 }
 
@@ -70,6 +72,7 @@ fn input_name(input: &Input) -> &'static str {
         Input::Cancel(_) => "Cancel",
         Input::Terminate(_) => "Terminate",
         Input::Archive(_) => "Archive",
+        _ => "another",
     }
 }
 
@@ -93,7 +96,9 @@ pub fn outcome(input: &Input, label: &str) -> String {
 pub fn describe(run: RunId, input: &Input) -> String {
     let run = run.to_string();
     let text = match input {
-        Input::CompleteWorkflowTask { report, commands } => {
+        Input::CompleteWorkflowTask {
+            report, commands, ..
+        } => {
             let commands: Vec<String> = commands.iter().map(command).collect();
             format!("complete {} [{}]", task_fence(report), commands.join(", "))
         }
@@ -143,6 +148,7 @@ fn command(command: &Command) -> String {
         Command::End(End::Complete { .. }) => "complete workflow".to_owned(),
         Command::End(End::Fail(_)) => "fail workflow".to_owned(),
         Command::End(End::ContinueAsNew(_)) => "continue as new".to_owned(),
+        other => format!("{other:?}"),
     }
 }
 
@@ -211,7 +217,10 @@ pub fn state(model: &Model, stored: &Stored, is_discarded: impl Fn(TimerKey, Tim
     let held: Vec<&str> = state
         .held
         .iter()
-        .map(|signal| &*signal.arguments.blob)
+        .map(|held| match &**held {
+            Held::Signal(signal) => &*signal.arguments.blob,
+            Held::Update(update) => &*update.arguments.blob,
+        })
         .collect();
     assert!(
         held.iter().eq(model.held.iter()),

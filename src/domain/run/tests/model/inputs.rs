@@ -12,7 +12,7 @@ use crate::domain::retry::Policy;
 use crate::domain::routing::TaskKind;
 use crate::domain::run::{
     ActivityOutcome, ActivityReport, Beat, Digest, Input, ObservedLease, Overdue, OverdueKind,
-    TaskFailure, WorkflowTaskReport,
+    StreamReport, TaskFailure, WorkflowTaskReport,
 };
 
 impl World {
@@ -92,7 +92,11 @@ impl World {
         let report = self.report_of(&held);
         let model = self.models[&run].clone();
         let commands = commands(&mut self.rng, &model);
-        Some(Input::CompleteWorkflowTask { report, commands })
+        Some(Input::CompleteWorkflowTask {
+            report,
+            commands,
+            streams: StreamReport::default(),
+        })
     }
 
     pub fn task_failure(&mut self, run: RunId) -> Option<Input> {
@@ -204,7 +208,9 @@ impl World {
         if self.rng.percent(30) {
             let other = self.digest();
             match &mut input {
-                Input::CompleteWorkflowTask { report, commands } => {
+                Input::CompleteWorkflowTask {
+                    report, commands, ..
+                } => {
                     report.digest = other;
                     commands.clear();
                 }
@@ -375,9 +381,10 @@ fn sent_again(rng: &mut Rng, model: &Model) -> Vec<Command> {
                     arguments: None,
                     queue: None,
                     policy: made.policy.clone(),
+                    cancellation: None,
                     path: None,
                 }),
-                StepKind::Timer => timer(made.delay),
+                _ => timer(made.delay),
             };
             placed(command, levels.unwrap_or_default())
         })

@@ -416,7 +416,7 @@ impl World {
                 held.outcome(ActivityOutcome::Completed(Payload::null()), row.beat)
             }
             TaskKind::Workflow if turn.is_multiple_of(2) => held.complete(Vec::new()),
-            TaskKind::Workflow => held.fail(TaskFailure::WaitingForHistory),
+            _ => held.fail(TaskFailure::WaitingForHistory),
         };
         let _ = self.apply(run, input);
     }

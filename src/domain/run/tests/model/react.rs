@@ -24,9 +24,9 @@ impl Model {
     /// What the rules say about `input`, and what the run is after it if it is written.
     pub fn react(&mut self, input: &Input, now: Timestamp) -> Said {
         match input {
-            Input::CompleteWorkflowTask { report, commands } => {
-                self.complete(report, commands, now)
-            }
+            Input::CompleteWorkflowTask {
+                report, commands, ..
+            } => self.complete(report, commands, now),
             Input::FailWorkflowTask { report, failure } => self.fail(report, failure, now),
             Input::AttemptStarted { no, attempt, owner } => {
                 let step = self.activity(*no).map(|(step, _)| step);
@@ -90,6 +90,7 @@ impl Model {
                 self.record("WorkflowArchived", 0, 0);
                 Said::written(format!("archived {:?}", Some(self.commands)), Vec::new())
             }
+            other => panic!("no rule for {other:?}"),
         }
     }
 
@@ -211,6 +212,7 @@ impl Model {
                     ends.push(end);
                     continue;
                 }
+                other => panic!("no rule for {other:?}"),
             };
             let step = match self.place(kind, path.as_ref()) {
                 Place::New(step) => step,

@@ -200,6 +200,9 @@ impl Model {
                         self.time_out_attempt(step, self.shown(step), now);
                     }
                 }
+                TimerKind::ConditionTimeout
+                | TimerKind::SignalTimeout
+                | TimerKind::CleanupDeadline => {}
                 TimerKind::RunDeadline | TimerKind::ExecutionDeadline => {
                     if self.is_past_deadline(now) {
                         match self.cut_off(lease) {

@@ -402,6 +402,7 @@ impl Model {
                 owner,
                 attempt,
                 live,
+                ..
             } => {
                 if self.report_of(open.no, *attempt).is_some() {
                     return Err(Said::refused("LeaseNeeded"));
