@@ -47,6 +47,7 @@ pub(super) async fn write(
             Err(crate::store::lane::Busy) => Err(Fault::Busy),
             Ok(Outcome::Committed(at)) => Ok(Written::Committed(at)),
             Ok(Outcome::Refused) => Ok(Written::Refused),
+            Ok(Outcome::Crowded) => Err(Fault::Busy),
             Ok(Outcome::Failed) => Err(Fault::Bug),
             Ok(Outcome::Unreached) => Err(Fault::Unavailable),
             Ok(Outcome::Unknown) => Err(Fault::Unknown),
