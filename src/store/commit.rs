@@ -114,6 +114,9 @@ columns! {
     cancelled_ord: i32, cancelled_run: &'a str, cancelled_kind: i16, cancelled_no: i32,
 }
 
+/// Mode of a task row that is written without a fence: only locked, together with the fenced ones.
+const LOCK_ONLY: i16 = 4;
+
 impl<'a> Columns<'a> {
     /// The columns of a batch. Items come in the order of their runs, so that every array is in key
     /// order, which is the order in which rows are locked.
@@ -139,6 +142,14 @@ impl<'a> Columns<'a> {
             to.fence_mode.push(fence.mode);
             to.fence_owner.push(fence.owner.as_deref());
             to.fence_attempt.push(fence.attempt);
+        }
+        for task in item.unfenced() {
+            to.fence_ord.push(ord);
+            to.fence_run.push(run);
+            to.fence_task.push(task);
+            to.fence_mode.push(LOCK_ONLY);
+            to.fence_owner.push(None);
+            to.fence_attempt.push(None);
         }
         if let Some(workflow) = &item.workflow {
             to.workflow_ord.push(ord);

@@ -429,3 +429,38 @@ async fn a_task_that_goes_on_is_ready_again_and_counts_its_hand_outs_on() {
     assert_eq!(row, ["0 1 3"]);
     bench.end().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_task_row_is_locked_in_key_order_before_any_is_written() {
+    let bench = Bench::new().await;
+    let mut door = bench.door().await;
+    let [first, last, _] = three(&bench, &mut door).await;
+    // The first run has an open activity and is finished by its second workflow task, so its completion
+    // removes a row that no fence names.
+    let mut scheduled = complete(&first, "w", vec![activity(), timer(0)]);
+    hand_out(&mut scheduled, "w");
+    assert_committed(put_one(&mut door, &mut scheduled).await);
+    let first = scheduled.write.next;
+    let unfenced = *first.activities.keys().next().unwrap();
+    assert!(unfenced < open_task(&first));
+    let mut finished = complete(&first, "w", vec![finish()]);
+    let mut goes_on = complete(&last, "w", everything());
+    let mut renewal = bench.db.connect().await;
+    let mut watcher = bench.db.connect().await;
+    let mut transaction = renewal.begin().await.unwrap();
+    let lock = format!("select 1 from tasks where run_id = '{}' and task_no = {unfenced} for update", first.id);
+    execute(&mut transaction, &lock).await;
+    let waiting = tokio::spawn(async move { put(&mut door, vec![&mut finished, &mut goes_on]).await });
+    until_waiting(&mut watcher, 1).await;
+    // Whoever holds the first row may go on to the later ones: the door has none of them yet.
+    let onwards = format!("select 1 from tasks where (run_id, task_no) > ('{}', {unfenced}) for update nowait", first.id);
+    assert_eq!(execute(&mut transaction, &onwards).await, 3);
+    transaction.rollback().await.unwrap();
+    for outcome in waiting.await.unwrap() {
+        assert_committed(outcome);
+    }
+    let mut door = bench.door().await;
+    check_run(&bench, &mut door, first.id).await.unwrap();
+    check_run(&bench, &mut door, last.id).await.unwrap();
+    bench.end().await;
+}

@@ -3,7 +3,7 @@
 //! items that were accepted.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -30,6 +30,8 @@ pub struct Force {
     pub statements: usize,
     pub runs_per_statement: usize,
     pub starts_per_statement: usize,
+    /// The youngest runs and leases, which everybody is after.
+    pub near: usize,
 }
 
 /// What came of it.
@@ -114,7 +116,6 @@ struct World {
 struct Shared {
     world: Mutex<World>,
     over: AtomicBool,
-    keys: AtomicU64,
 }
 
 impl Shared {
@@ -145,7 +146,6 @@ pub async fn hammer(statement: &'static str, force: Force, seed: u64) -> Result<
     let shared = Arc::new(Shared {
         world: Mutex::default(),
         over: AtomicBool::new(false),
-        keys: AtomicU64::new(0),
     });
     let mut writers = tokio::task::JoinSet::new();
     for n in 0..force.connections {
@@ -154,8 +154,8 @@ pub async fn hammer(statement: &'static str, force: Force, seed: u64) -> Result<
     }
     let mut others = tokio::task::JoinSet::new();
     others.spawn(hand_out_backlog(Arc::clone(&shared), bench.store.hot.clone()));
-    others.spawn(renew(Arc::clone(&shared), bench.store.hot.clone(), Dice(seed + 100)));
-    others.spawn(take_away(Arc::clone(&shared), bench.store.hot.clone(), Dice(seed + 200)));
+    others.spawn(renew(Arc::clone(&shared), bench.store.hot.clone(), force.near, Dice(seed + 100)));
+    others.spawn(take_away(Arc::clone(&shared), bench.store.hot.clone(), force.near, Dice(seed + 200)));
     while let Some(done) = writers.join_next().await {
         done.unwrap();
     }
@@ -213,7 +213,9 @@ fn random_decisions(
     };
     let mut workflows = BTreeSet::new();
     for _ in 0..force.starts_per_statement {
-        let workflow = format!("wf-{:06}", (next_workflow + dice.below(12)).saturating_sub(4));
+        // Some are taken, most are wanted by others at the same time.
+        let near = dice.below(2 * force.starts_per_statement as u64);
+        let workflow = format!("wf-{:06}", (next_workflow + near).saturating_sub(3));
         if workflows.insert(workflow.clone()) {
             let mut asked = request(&workflow);
             asked.run_timeout_seconds = dice.percent(50).then_some(3_600);
@@ -228,7 +230,7 @@ fn random_decisions(
             break;
         }
         // The youngest runs are the ones that everybody writes.
-        let near = (known.len() as u64).min(48);
+        let near = known.len().min(force.near) as u64;
         let place = known.len() - 1 - usize::try_from(dice.below(near)).unwrap();
         let state = known.remove(place);
         if let Some(decision) = random_decision(shared, &state, me, dice) {
@@ -276,7 +278,7 @@ fn random_decision(
     }
     match dice.below(10) {
         0 => {
-            let key = format!("key-{}", shared.keys.fetch_add(1, Ordering::Relaxed) / 3);
+            let key = format!("key-{}", dice.below(4));
             let request_id = dice.percent(80).then_some(key.as_str());
             let signalled = try_decide(state, signal("go", request_id)).ok()??;
             // With the report of a worker that cannot hold the task, so that only the lease fails.
@@ -537,9 +539,12 @@ async fn hand_out_backlog(shared: Arc<Shared>, pool: sqlx::PgPool) {
     }
 }
 
-fn some_leases(shared: &Shared, dice: &mut Dice, most: usize) -> Vec<(TaskId, Lease)> {
+fn some_leases(shared: &Shared, dice: &mut Dice, near: usize, most: usize) -> Vec<(TaskId, Lease)> {
     let world = shared.world();
-    let all: Vec<_> = world.leases.iter().map(|(task, lease)| (*task, lease.clone())).collect();
+    let mut all: Vec<_> = world.leases.iter().map(|(task, lease)| (*task, lease.clone())).collect();
+    // The youngest are the ones that the writers are at.
+    all.sort_by_key(|(task, _)| std::cmp::Reverse(*task));
+    all.truncate(2 * near);
     let mut picked = BTreeMap::new();
     for _ in 0..most {
         if let Some((task, lease)) = dice.pick(&all) {
@@ -552,9 +557,9 @@ fn some_leases(shared: &Shared, dice: &mut Dice, most: usize) -> Vec<(TaskId, Le
     picked
 }
 
-async fn renew(shared: Arc<Shared>, pool: sqlx::PgPool, mut dice: Dice) {
+async fn renew(shared: Arc<Shared>, pool: sqlx::PgPool, near: usize, mut dice: Dice) {
     while !shared.is_over() {
-        let renewals: Vec<Renewal> = some_leases(&shared, &mut dice, 24)
+        let renewals: Vec<Renewal> = some_leases(&shared, &mut dice, near, 24)
             .into_iter()
             .filter(|(_, lease)| lease.lapses.is_none())
             .map(|(task, lease)| Renewal {
@@ -572,9 +577,9 @@ async fn renew(shared: Arc<Shared>, pool: sqlx::PgPool, mut dice: Dice) {
     }
 }
 
-async fn take_away(shared: Arc<Shared>, pool: sqlx::PgPool, mut dice: Dice) {
+async fn take_away(shared: Arc<Shared>, pool: sqlx::PgPool, near: usize, mut dice: Dice) {
     while !shared.is_over() {
-        let lost: Vec<Lost> = some_leases(&shared, &mut dice, 6)
+        let lost: Vec<Lost> = some_leases(&shared, &mut dice, near, 6)
             .into_iter()
             .map(|(task, lease)| Lost {
                 task,
@@ -702,20 +707,38 @@ async fn same(
     Err(format!("{what}: stored and unexplained {extra:?}, accepted and not stored {missing:?}"))
 }
 
+async fn hammer_the_door(name: &str, force: Force) -> Tally {
+    let seed = uuid::Uuid::new_v4().as_u64_pair().0;
+    let began = Instant::now();
+    let tally = hammer(commit::statement(), force, seed).await;
+    let tally = tally.unwrap_or_else(|why| panic!("seed {seed}: {why}"));
+    println!("hammer, {name}: {tally:?} in {:.1} s", began.elapsed().as_secs_f64());
+    tally
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn four_connections_and_random_batches_leave_nothing_unexplained() {
-    let seed = uuid::Uuid::new_v4().as_u64_pair().0;
     let force = Force {
         connections: 4,
         statements: 100,
         runs_per_statement: 24,
         starts_per_statement: 6,
+        near: 48,
     };
-    let began = Instant::now();
-    let tally = hammer(commit::statement(), force, seed).await;
-    let tally = tally.unwrap_or_else(|why| panic!("seed {seed}: {why}"));
-    println!("hammer: {tally:?} in {:.1} s", began.elapsed().as_secs_f64());
-    assert!(tally.accepted > 1_000, "{tally:?}");
-    assert!(tally.refused > 1_000, "{tally:?}");
+    let tally = hammer_the_door("random batches", force).await;
+    assert!(tally.accepted > 1_000 && tally.refused > 1_000, "{tally:?}");
     assert!(tally.claimed > 50 && tally.given_back > 50, "{tally:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn four_connections_that_crowd_on_few_runs_leave_nothing_unexplained() {
+    let force = Force {
+        connections: 4,
+        statements: 150,
+        runs_per_statement: 16,
+        starts_per_statement: 2,
+        near: 16,
+    };
+    let tally = hammer_the_door("few runs", force).await;
+    assert!(tally.accepted > 200 && tally.refused > 1_000, "{tally:?}");
 }
