@@ -3,9 +3,7 @@
 use leasehold::domain::decision::Decision;
 use leasehold::domain::ids::{RunId, TaskId, WorkerId};
 use leasehold::domain::lease::Hold;
-use leasehold::domain::run::{
-    CloseRequest, Input, ObservedLease, Overdue, OverdueKind, RunState,
-};
+use leasehold::domain::run::{CloseRequest, Input, ObservedLease, Overdue, OverdueKind, RunState};
 use leasehold::store::commit::{self, Outcome};
 use sqlx::{Connection, PgConnection};
 
@@ -83,7 +81,12 @@ async fn a_report_under_a_lease_that_ran_out_is_refused() {
     let mut door = bench.door().await;
     let runs = three(&bench, &mut door).await;
     let mut middle = complete(&runs[1], "w", everything());
-    set_lease(&mut door, &runs[1], "lease_expires_at = clock_timestamp() - interval '1 ms'").await;
+    set_lease(
+        &mut door,
+        &runs[1],
+        "lease_expires_at = clock_timestamp() - interval '1 ms'",
+    )
+    .await;
     refused_alone(&bench, &mut door, &runs, &mut middle).await;
     bench.end().await;
 }
@@ -155,7 +158,9 @@ async fn of_two_connections_that_write_one_run_exactly_one_wins() {
     let bench = Bench::new().await;
     let mut door = bench.door().await;
     for _ in 0..10 {
-        let disputed = bench.begun(&mut door, &uuid::Uuid::new_v4().to_string(), "w").await;
+        let disputed = bench
+            .begun(&mut door, &uuid::Uuid::new_v4().to_string(), "w")
+            .await;
         let completes = vec![
             complete(&disputed, "w", everything()),
             started(&uuid::Uuid::new_v4().to_string()),
@@ -180,7 +185,14 @@ async fn of_two_connections_that_write_one_run_exactly_one_wins() {
         assert_eq!(state.version, 2);
         let signalled = matches!(disputed_outcomes[1], Outcome::Committed(_));
         assert_eq!(state.signals, u64::from(signalled));
-        let keys = number(&mut door, &format!("select count(*) from request_receipts where run_id = '{}'", disputed.id)).await;
+        let keys = number(
+            &mut door,
+            &format!(
+                "select count(*) from request_receipts where run_id = '{}'",
+                disputed.id
+            ),
+        )
+        .await;
         assert_eq!(keys, i64::from(signalled), "a refused item leaves no key");
         for neighbour in neighbours {
             check_run(&bench, &mut door, neighbour).await.unwrap();
@@ -201,12 +213,15 @@ async fn of_two_connections_that_start_one_workflow_exactly_one_wins() {
         let mut watcher = bench.db.connect().await;
         let mut blocker = bench.db.connect().await;
         let mut transaction = blocker.begin().await.unwrap();
-        let claim = format!("insert into workflow_instances values ('default', '{workflow}', 'x', 1)");
+        let claim =
+            format!("insert into workflow_instances values ('default', '{workflow}', 'x', 1)");
         execute(&mut transaction, &claim).await;
         let mut waiting = Vec::new();
         for mut decisions in batches {
             let mut door = bench.door().await;
-            waiting.push(tokio::spawn(async move { put_one(&mut door, &mut decisions[0]).await }));
+            waiting.push(tokio::spawn(async move {
+                put_one(&mut door, &mut decisions[0]).await
+            }));
         }
         until_waiting(&mut watcher, 2).await;
         transaction.rollback().await.unwrap();
@@ -232,7 +247,10 @@ async fn a_header_that_changed_without_its_version_is_written_over_in_its_newest
     let mut door = bench.door().await;
     let state = bench.begun(&mut door, "wf", "w").await;
     let decisions = vec![complete(&state, "w", everything())];
-    let change = format!("update workflow_runs set memo = '{{\"kept\": 1}}' where run_id = '{}'", state.id);
+    let change = format!(
+        "update workflow_runs set memo = '{{\"kept\": 1}}' where run_id = '{}'",
+        state.id
+    );
     let outcomes = meanwhile(&bench, &header(state.id), Some(change), vec![decisions]).await;
     assert_committed(outcomes[0][0]);
     check_run(&bench, &mut door, state.id).await.unwrap();
@@ -284,7 +302,13 @@ async fn a_lease_that_is_taken_away_meanwhile_holds_no_more() {
             complete(&neighbour, "w", everything()),
         ];
         let change = format!("update tasks set {change} where run_id = '{}'", state.id);
-        let outcomes = meanwhile(&bench, &task_lock(&state), Some(change.clone()), vec![decisions]).await;
+        let outcomes = meanwhile(
+            &bench,
+            &task_lock(&state),
+            Some(change.clone()),
+            vec![decisions],
+        )
+        .await;
         assert_eq!(outcomes[0][0], Outcome::Refused, "{change}");
         assert_committed(outcomes[0][1]);
         let kept = check_run(&bench, &mut door, state.id).await.unwrap();
@@ -338,10 +362,18 @@ async fn seen_means_the_same_hand_out_run_out_or_not() {
     let mut accepted = Vec::new();
     let cases = [
         ("the same", held("w", 1), "lease_ms = lease_ms"),
-        ("run out", held("w", 1), "lease_expires_at = clock_timestamp()"),
+        (
+            "run out",
+            held("w", 1),
+            "lease_expires_at = clock_timestamp()",
+        ),
         ("other worker", held("x", 1), "lease_ms = lease_ms"),
         ("other hand-out", held("w", 2), "lease_ms = lease_ms"),
-        ("given back", held("w", 1), "state = 0, lease_owner = null, lease_expires_at = null"),
+        (
+            "given back",
+            held("w", 1),
+            "state = 0, lease_owner = null, lease_expires_at = null",
+        ),
     ];
     for (name, seen, change) in cases {
         let state = bench.begun(&mut door, name, "w").await;
@@ -370,10 +402,25 @@ async fn overdue_means_the_same_hand_out_past_one_of_its_limits() {
     let past = "clock_timestamp() - interval '1 ms'";
     let cases = [
         ("in time", "w", 1, "lease_ms = lease_ms".to_owned()),
-        ("attempt too long", "w", 1, format!("start_to_close_at = {past}")),
-        ("heartbeat late", "w", 1, format!("heartbeat_due_at = {past}")),
+        (
+            "attempt too long",
+            "w",
+            1,
+            format!("start_to_close_at = {past}"),
+        ),
+        (
+            "heartbeat late",
+            "w",
+            1,
+            format!("heartbeat_due_at = {past}"),
+        ),
         ("lease over", "w", 1, format!("lease_expires_at = {past}")),
-        ("other hand-out", "w", 2, format!("heartbeat_due_at = {past}")),
+        (
+            "other hand-out",
+            "w",
+            2,
+            format!("heartbeat_due_at = {past}"),
+        ),
         ("other worker", "x", 1, format!("heartbeat_due_at = {past}")),
     ];
     for (name, owner, attempt, change) in cases {
@@ -403,7 +450,10 @@ async fn overdue_means_the_same_hand_out_past_one_of_its_limits() {
         }
         check_run(&bench, &mut door, state.id).await.unwrap();
     }
-    assert_eq!(accepted, ["attempt too long", "heartbeat late", "lease over"]);
+    assert_eq!(
+        accepted,
+        ["attempt too long", "heartbeat late", "lease over"]
+    );
     bench.end().await;
 }
 
@@ -448,12 +498,19 @@ async fn every_task_row_is_locked_in_key_order_before_any_is_written() {
     let mut renewal = bench.db.connect().await;
     let mut watcher = bench.db.connect().await;
     let mut transaction = renewal.begin().await.unwrap();
-    let lock = format!("select 1 from tasks where run_id = '{}' and task_no = {unfenced} for update", first.id);
+    let lock = format!(
+        "select 1 from tasks where run_id = '{}' and task_no = {unfenced} for update",
+        first.id
+    );
     execute(&mut transaction, &lock).await;
-    let waiting = tokio::spawn(async move { put(&mut door, vec![&mut finished, &mut goes_on]).await });
+    let waiting =
+        tokio::spawn(async move { put(&mut door, vec![&mut finished, &mut goes_on]).await });
     until_waiting(&mut watcher, 1).await;
     // Whoever holds the first row may go on to the later ones: the door has none of them yet.
-    let onwards = format!("select 1 from tasks where (run_id, task_no) > ('{}', {unfenced}) for update nowait", first.id);
+    let onwards = format!(
+        "select 1 from tasks where (run_id, task_no) > ('{}', {unfenced}) for update nowait",
+        first.id
+    );
     assert_eq!(execute(&mut transaction, &onwards).await, 3);
     transaction.rollback().await.unwrap();
     for outcome in waiting.await.unwrap() {

@@ -44,32 +44,6 @@ pub struct Tally {
     pub runs: usize,
 }
 
-/// A source of chance that can be repeated.
-struct Dice(u64);
-
-impl Dice {
-    fn roll(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut x = self.0;
-        x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        x ^ (x >> 31)
-    }
-
-    fn below(&mut self, n: u64) -> u64 {
-        self.roll() % n.max(1)
-    }
-
-    fn percent(&mut self, chance: u64) -> bool {
-        self.below(100) < chance
-    }
-
-    fn pick<T: Clone>(&mut self, from: &[T]) -> Option<T> {
-        let n = self.below(from.len() as u64);
-        from.get(usize::try_from(n).unwrap()).cloned()
-    }
-}
-
 /// A lease as the hammer knows it.
 #[derive(Clone, Debug)]
 struct Lease {
@@ -81,7 +55,8 @@ struct Lease {
 
 impl Lease {
     fn has_lapsed(&self) -> bool {
-        self.lapses.is_some_and(|since| since.elapsed() > Duration::from_millis(100))
+        self.lapses
+            .is_some_and(|since| since.elapsed() > Duration::from_millis(100))
     }
 }
 
@@ -140,9 +115,15 @@ impl Shared {
 pub async fn hammer(statement: &'static str, force: Force, seed: u64) -> Result<Tally, String> {
     let bench = Bench::new().await;
     let mut admin = bench.db.connect().await;
-    let name = column(&mut admin, "select current_database()::text").await.remove(0);
+    let name = column(&mut admin, "select current_database()::text")
+        .await
+        .remove(0);
     // Deadlocks are to show, not to cost time.
-    execute(&mut admin, &format!("alter database {name} set deadlock_timeout = '20ms'")).await;
+    execute(
+        &mut admin,
+        &format!("alter database {name} set deadlock_timeout = '20ms'"),
+    )
+    .await;
     let shared = Arc::new(Shared {
         world: Mutex::default(),
         over: AtomicBool::new(false),
@@ -150,12 +131,32 @@ pub async fn hammer(statement: &'static str, force: Force, seed: u64) -> Result<
     let mut writers = tokio::task::JoinSet::new();
     for n in 0..force.connections {
         let door = bench.door().await;
-        writers.spawn(write(Arc::clone(&shared), door, statement, force, n, Dice(seed + n)));
+        writers.spawn(write(
+            Arc::clone(&shared),
+            door,
+            statement,
+            force,
+            n,
+            Dice(seed + n),
+        ));
     }
     let mut others = tokio::task::JoinSet::new();
-    others.spawn(hand_out_backlog(Arc::clone(&shared), bench.store.hot.clone()));
-    others.spawn(renew(Arc::clone(&shared), bench.store.hot.clone(), force.near, Dice(seed + 100)));
-    others.spawn(take_away(Arc::clone(&shared), bench.store.hot.clone(), force.near, Dice(seed + 200)));
+    others.spawn(hand_out_backlog(
+        Arc::clone(&shared),
+        bench.store.hot.clone(),
+    ));
+    others.spawn(renew(
+        Arc::clone(&shared),
+        bench.store.hot.clone(),
+        force.near,
+        Dice(seed + 100),
+    ));
+    others.spawn(take_away(
+        Arc::clone(&shared),
+        bench.store.hot.clone(),
+        force.near,
+        Dice(seed + 200),
+    ));
     while let Some(done) = writers.join_next().await {
         done.unwrap();
     }
@@ -184,7 +185,10 @@ async fn write(
             break;
         }
         let mut decisions = random_decisions(&shared, force, me, &mut dice);
-        let items: Vec<Item> = decisions.iter_mut().map(|(decision, _)| item(decision)).collect();
+        let items: Vec<Item> = decisions
+            .iter_mut()
+            .map(|(decision, _)| item(decision))
+            .collect();
         let outcomes = commit::commit_with(&mut door, statement, &items).await;
         for ((decision, entry), outcome) in decisions.into_iter().zip(outcomes) {
             match outcome {
@@ -244,7 +248,11 @@ fn random_decisions(
 }
 
 impl Entry {
-    fn of(decision: &Decision, hopeless: Option<&'static str>, ends: Option<(TaskId, u32)>) -> Self {
+    fn of(
+        decision: &Decision,
+        hopeless: Option<&'static str>,
+        ends: Option<(TaskId, u32)>,
+    ) -> Self {
         Self {
             run: decision.run_id(),
             base: decision.write.base,
@@ -253,7 +261,9 @@ impl Entry {
             ends,
             started: None,
             key: match &decision.claim {
-                Some(Claim::Request(key)) => Some(format!("{} {}", key.workflow_id, key.request_id)),
+                Some(Claim::Request(key)) => {
+                    Some(format!("{} {}", key.workflow_id, key.request_id))
+                }
                 _ => None,
             },
             created: decision.created.iter().map(|write| write.next.id).collect(),
@@ -282,7 +292,10 @@ fn random_decision(
             let request_id = dice.percent(80).then_some(key.as_str());
             let signalled = try_decide(state, signal("go", request_id)).ok()??;
             // With the report of a worker that cannot hold the task, so that only the lease fails.
-            if request_id.is_some() && dice.percent(30) && signalled.write.next.workflow_task.is_some() {
+            if request_id.is_some()
+                && dice.percent(30)
+                && signalled.write.next.workflow_task.is_some()
+            {
                 let next = &signalled.write.next;
                 let input = completion(next, open_task(next), "nobody", 1, vec![timer(3_600)]);
                 let completed = try_decide(next, input).ok()??;
@@ -300,7 +313,12 @@ fn random_decision(
                 lease: ObservedLease::Unknown,
             };
             // An hour later, as far as the decision knows.
-            match decide(state, input, now().plus_seconds(3_600), &Settings::default()) {
+            match decide(
+                state,
+                input,
+                now().plus_seconds(3_600),
+                &Settings::default(),
+            ) {
                 Ok(Verdict::Commit(decision, _)) => {
                     let entry = Entry::of(&decision, None, None);
                     Some((*decision, entry))
@@ -343,8 +361,14 @@ fn close(shared: &Shared, state: &RunState, dice: &mut Dice) -> Option<(Decision
         live: true,
     };
     let (seen, hopeless) = match (lease, dice.below(3)) {
-        (Some(lease), 0) => (held("nobody", lease.attempt), Some("seen with another worker")),
-        (Some(lease), 1) => (held(&lease.owner, lease.attempt + 50), Some("seen with another hand-out")),
+        (Some(lease), 0) => (
+            held("nobody", lease.attempt),
+            Some("seen with another worker"),
+        ),
+        (Some(lease), 1) => (
+            held(&lease.owner, lease.attempt + 50),
+            Some("seen with another hand-out"),
+        ),
         (Some(lease), _) => (held(&lease.owner, lease.attempt), None),
         (None, _) => (ObservedLease::Free, None),
     };
@@ -359,19 +383,36 @@ fn close(shared: &Shared, state: &RunState, dice: &mut Dice) -> Option<(Decision
 }
 
 /// A worker's report on one of the run's tasks, true or not.
-fn report(shared: &Shared, state: &RunState, me: u64, dice: &mut Dice) -> Option<(Decision, Entry)> {
+fn report(
+    shared: &Shared,
+    state: &RunState,
+    me: u64,
+    dice: &mut Dice,
+) -> Option<(Decision, Entry)> {
     let (no, lease) = dice.pick(&leases_of(shared, state))?;
     let task = TaskId { run: state.id, no };
     let Some(lease) = lease else {
         // Nobody holds it, as far as is known; a cancel that relies on that may be right.
-        return (state.workflow_task.as_ref().is_some_and(|open| open.no == no) && dice.percent(20))
-            .then(|| close(shared, state, dice))?;
+        return (state
+            .workflow_task
+            .as_ref()
+            .is_some_and(|open| open.no == no)
+            && dice.percent(20))
+        .then(|| close(shared, state, dice))?;
     };
     let lapsed = lease.has_lapsed();
     let (owner, attempt, hopeless) = match dice.below(10) {
         0 => ("nobody".to_owned(), lease.attempt, Some("another worker")),
-        1 => (lease.owner.clone(), lease.attempt + 50, Some("another hand-out")),
-        _ => (lease.owner.clone(), lease.attempt, lapsed.then_some("run out")),
+        1 => (
+            lease.owner.clone(),
+            lease.attempt + 50,
+            Some("another hand-out"),
+        ),
+        _ => (
+            lease.owner.clone(),
+            lease.attempt,
+            lapsed.then_some("run out"),
+        ),
     };
     let is_activity = state.activities.contains_key(&no);
     if is_activity && dice.percent(25) {
@@ -483,7 +524,11 @@ fn accept(shared: &Shared, decision: Decision, mut entry: Entry) {
                 TaskEffect::Again { .. } => {
                     // It may have been handed out again by now.
                     let ended = entry.ends.map_or(0, |(_, attempt)| attempt);
-                    if world.leases.get(&task).is_some_and(|lease| lease.attempt <= ended) {
+                    if world
+                        .leases
+                        .get(&task)
+                        .is_some_and(|lease| lease.attempt <= ended)
+                    {
                         world.leases.remove(&task);
                     }
                 }
@@ -494,7 +539,10 @@ fn accept(shared: &Shared, decision: Decision, mut entry: Entry) {
         world.workflows += 1;
     }
     for write in std::iter::once(decision.write).chain(decision.created) {
-        let known = world.runs.get(&write.next.id).map_or(0, |state| state.version);
+        let known = world
+            .runs
+            .get(&write.next.id)
+            .map_or(0, |state| state.version);
         if known < write.next.version {
             world.runs.insert(write.next.id, write.next);
         }
@@ -516,7 +564,15 @@ async fn hand_out_backlog(shared: Arc<Shared>, pool: sqlx::PgPool) {
     };
     while !shared.is_over() {
         for kind in [TaskKind::Workflow, TaskKind::Activity] {
-            let claimed = claim::claim(&pool, kind, &"default".into(), &"q".into(), &profile, &pollers).await;
+            let claimed = claim::claim(
+                &pool,
+                kind,
+                &"default".into(),
+                &"q".into(),
+                &profile,
+                &pollers,
+            )
+            .await;
             let claimed = match claimed {
                 Ok(claimed) => claimed,
                 Err(error) => return shared.break_off(format!("claim: {error}")),
@@ -541,7 +597,11 @@ async fn hand_out_backlog(shared: Arc<Shared>, pool: sqlx::PgPool) {
 
 fn some_leases(shared: &Shared, dice: &mut Dice, near: usize, most: usize) -> Vec<(TaskId, Lease)> {
     let world = shared.world();
-    let mut all: Vec<_> = world.leases.iter().map(|(task, lease)| (*task, lease.clone())).collect();
+    let mut all: Vec<_> = world
+        .leases
+        .iter()
+        .map(|(task, lease)| (*task, lease.clone()))
+        .collect();
     // The youngest are the ones that the writers are at.
     all.sort_by_key(|(task, _)| std::cmp::Reverse(*task));
     all.truncate(2 * near);
@@ -597,7 +657,11 @@ async fn take_away(shared: Arc<Shared>, pool: sqlx::PgPool, near: usize, mut dic
             for place in places {
                 let Lost { task, attempt, .. } = lost[place];
                 world.given_back.insert((task, attempt));
-                if world.leases.get(&task).is_some_and(|lease| lease.attempt == attempt) {
+                if world
+                    .leases
+                    .get(&task)
+                    .is_some_and(|lease| lease.attempt == attempt)
+                {
                     world.leases.remove(&task);
                 }
             }
@@ -619,7 +683,9 @@ async fn judge(shared: &Shared, bench: &Bench, admin: &mut PgConnection) -> Resu
     .await
     .unwrap();
     if deadlocks > 0 || rollbacks > 0 {
-        return Err(format!("{deadlocks} deadlocks, {rollbacks} statements failed"));
+        return Err(format!(
+            "{deadlocks} deadlocks, {rollbacks} statements failed"
+        ));
     }
     let mut versions: BTreeMap<RunId, Vec<u64>> = BTreeMap::new();
     let mut ended = HashSet::new();
@@ -653,7 +719,10 @@ async fn judge(shared: &Shared, bench: &Bench, admin: &mut PgConnection) -> Resu
         bases.sort_unstable();
         let state = check_run(bench, admin, *run).await?;
         if *bases != (0..state.version).collect::<Vec<_>>() {
-            return Err(format!("{run} is at version {}, accepted were {bases:?}", state.version));
+            return Err(format!(
+                "{run} is at version {}, accepted were {bases:?}",
+                state.version
+            ));
         }
         if let Some(next) = state.close.as_ref().and_then(|close| close.continued_to) {
             let workflow = state.begun.workflow_id.to_string();
@@ -662,7 +731,13 @@ async fn judge(shared: &Shared, bench: &Bench, admin: &mut PgConnection) -> Resu
             }
         }
     }
-    same("runs", admin, "select run_id from workflow_runs", versions.keys().map(ToString::to_string)).await?;
+    same(
+        "runs",
+        admin,
+        "select run_id from workflow_runs",
+        versions.keys().map(ToString::to_string),
+    )
+    .await?;
     for table in ["history_batches", "tasks", "timers"] {
         let stray = format!(
             "select count(*) from {table} t where not exists (select from workflow_runs r where r.run_id = t.run_id)"
@@ -671,8 +746,16 @@ async fn judge(shared: &Shared, bench: &Bench, admin: &mut PgConnection) -> Resu
             return Err(format!("{table} has rows of runs that do not exist"));
         }
     }
-    let instances = workflows.iter().map(|(workflow, run)| format!("{workflow} {run}"));
-    same("workflow ids", admin, "select workflow_id || ' ' || run_id from workflow_instances", instances).await?;
+    let instances = workflows
+        .iter()
+        .map(|(workflow, run)| format!("{workflow} {run}"));
+    same(
+        "workflow ids",
+        admin,
+        "select workflow_id || ' ' || run_id from workflow_instances",
+        instances,
+    )
+    .await?;
     let receipts = "select workflow_id || ' ' || request_id from request_receipts";
     same("keys", admin, receipts, keys.into_iter()).await?;
     let leases = world
@@ -704,7 +787,9 @@ async fn same(
     }
     let extra: Vec<_> = found.difference(&wanted).take(3).collect();
     let missing: Vec<_> = wanted.difference(&found).take(3).collect();
-    Err(format!("{what}: stored and unexplained {extra:?}, accepted and not stored {missing:?}"))
+    Err(format!(
+        "{what}: stored and unexplained {extra:?}, accepted and not stored {missing:?}"
+    ))
 }
 
 async fn hammer_the_door(name: &str, force: Force) -> Tally {
@@ -712,7 +797,10 @@ async fn hammer_the_door(name: &str, force: Force) -> Tally {
     let began = Instant::now();
     let tally = hammer(commit::statement(), force, seed).await;
     let tally = tally.unwrap_or_else(|why| panic!("seed {seed}: {why}"));
-    println!("hammer, {name}: {tally:?} in {:.1} s", began.elapsed().as_secs_f64());
+    println!(
+        "hammer, {name}: {tally:?} in {:.1} s",
+        began.elapsed().as_secs_f64()
+    );
     tally
 }
 

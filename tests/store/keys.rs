@@ -18,7 +18,10 @@ async fn a_taken_workflow_id_is_refused_and_its_neighbours_start() {
     assert_committed(outcomes[0]);
     assert_eq!(outcomes[1], Outcome::Refused);
     assert_committed(outcomes[2]);
-    assert_eq!(rows_of(&mut door, again.run_id()).await, Vec::<String>::new());
+    assert_eq!(
+        rows_of(&mut door, again.run_id()).await,
+        Vec::<String>::new()
+    );
     let current = load::current_run(&bench.store.reads, &"default".into(), &"taken".into()).await;
     assert_eq!(current.unwrap().unwrap().run, first.id);
     for run in [first.id, other.run_id(), another.run_id()] {
@@ -39,8 +42,13 @@ async fn of_two_starts_of_one_workflow_in_a_batch_one_wins() {
         .filter(|(_, outcome)| matches!(outcome, Outcome::Committed(_)))
         .collect();
     assert_eq!(won.len(), 1, "{outcomes:?}");
-    check_run(&bench, &mut door, won[0].0.run_id()).await.unwrap();
-    assert_eq!(number(&mut door, "select count(*) from workflow_runs").await, 2);
+    check_run(&bench, &mut door, won[0].0.run_id())
+        .await
+        .unwrap();
+    assert_eq!(
+        number(&mut door, "select count(*) from workflow_runs").await,
+        2
+    );
     bench.end().await;
 }
 
@@ -60,7 +68,10 @@ async fn a_successor_takes_the_workflow_id_over() {
     // What was decided on the run before it ended is too late, and the id stays the successor's.
     let before = all_rows(&mut door).await;
     assert_eq!(put_one(&mut door, &mut stale).await, Outcome::Refused);
-    assert_eq!(put_one(&mut door, &mut started("wf")).await, Outcome::Refused);
+    assert_eq!(
+        put_one(&mut door, &mut started("wf")).await,
+        Outcome::Refused
+    );
     assert_eq!(all_rows(&mut door).await, before);
     bench.end().await;
 }
@@ -78,10 +89,16 @@ async fn a_successor_is_not_made_when_its_predecessor_is_refused() {
 }
 
 async fn key_of(bench: &Bench, workflow: &str, key: &str) -> Option<u64> {
-    receipts::find(&bench.store.reads, &"default".into(), &workflow.into(), "signal", key)
-        .await
-        .unwrap()
-        .map(|receipt| receipt.command)
+    receipts::find(
+        &bench.store.reads,
+        &"default".into(),
+        &workflow.into(),
+        "signal",
+        key,
+    )
+    .await
+    .unwrap()
+    .map(|receipt| receipt.command)
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -3,7 +3,9 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use leasehold::domain::command::{Command, ContinueAsNew, End, Failure, ScheduleActivity, StartTimer};
+use leasehold::domain::command::{
+    Command, ContinueAsNew, End, Failure, ScheduleActivity, StartTimer,
+};
 use leasehold::domain::decision::{Decision, HandOff, TimerKey, TimerKind};
 use leasehold::domain::event::Json;
 use leasehold::domain::ids::{RunId, TaskId, TaskNo, WorkerId};
@@ -37,7 +39,9 @@ impl Bench {
 
     /// A connection as a lane has it.
     pub async fn door(&self) -> PgConnection {
-        commit::connect(&self.db.options).await.expect("a connection for the door")
+        commit::connect(&self.db.options)
+            .await
+            .expect("a connection for the door")
     }
 
     pub async fn end(self) {
@@ -48,7 +52,10 @@ impl Bench {
     /// The run as its stored batches say.
     pub async fn load(&self, run: RunId) -> Option<RunState> {
         let mut state = None;
-        for batch in load::batches_after(&self.store.reads, run, 0, 0).await.expect("batches") {
+        for batch in load::batches_after(&self.store.reads, run, 0, 0)
+            .await
+            .expect("batches")
+        {
             let stored = StoredBatch {
                 version: batch.version,
                 events: &batch.events,
@@ -79,7 +86,9 @@ fn random() -> u128 {
 
 /// `{}`.
 pub fn empty() -> Json {
-    serde_json::value::RawValue::from_string("{}".to_owned()).unwrap().into()
+    serde_json::value::RawValue::from_string("{}".to_owned())
+        .unwrap()
+        .into()
 }
 
 pub fn request(workflow: &str) -> StartRequest {
@@ -131,10 +140,20 @@ pub fn try_decide(state: &RunState, input: Input) -> Result<Option<Decision>, Re
 /// The open workflow task of a run.
 #[track_caller]
 pub fn open_task(state: &RunState) -> TaskNo {
-    state.workflow_task.as_ref().expect("an open workflow task").no
+    state
+        .workflow_task
+        .as_ref()
+        .expect("an open workflow task")
+        .no
 }
 
-pub fn completion(state: &RunState, no: TaskNo, owner: &str, attempt: u32, commands: Vec<Command>) -> Input {
+pub fn completion(
+    state: &RunState,
+    no: TaskNo,
+    owner: &str,
+    attempt: u32,
+    commands: Vec<Command>,
+) -> Input {
     let report = WorkflowTaskReport {
         no,
         attempt,
@@ -148,7 +167,10 @@ pub fn completion(state: &RunState, no: TaskNo, owner: &str, attempt: u32, comma
 /// The first hand-out's completion of the open workflow task.
 #[track_caller]
 pub fn complete(state: &RunState, owner: &str, commands: Vec<Command>) -> Decision {
-    decided(state, completion(state, open_task(state), owner, 1, commands))
+    decided(
+        state,
+        completion(state, open_task(state), owner, 1, commands),
+    )
 }
 
 pub fn activity_report(no: TaskNo, owner: &str, attempt: u32, failed: bool) -> Input {
@@ -297,7 +319,8 @@ pub async fn rows_of(connection: &mut PgConnection, run: RunId) -> Vec<String> {
 pub async fn all_rows(connection: &mut PgConnection) -> Vec<String> {
     let mut rows = Vec::new();
     for table in TABLES {
-        let statement = format!("select '{table} ' || xmin::text || ' ' || t::text from {table} t order by 1");
+        let statement =
+            format!("select '{table} ' || xmin::text || ' ' || t::text from {table} t order by 1");
         rows.extend(column(connection, &statement).await);
     }
     rows
@@ -332,7 +355,11 @@ pub async fn holder(connection: &mut PgConnection, task: TaskId) -> Option<(Stri
 ///
 /// # Errors
 /// What does not agree.
-pub async fn check_run(bench: &Bench, connection: &mut PgConnection, run: RunId) -> Result<RunState, String> {
+pub async fn check_run(
+    bench: &Bench,
+    connection: &mut PgConnection,
+    run: RunId,
+) -> Result<RunState, String> {
     let state = bench
         .load(run)
         .await
@@ -348,22 +375,28 @@ pub async fn check_run(bench: &Bench, connection: &mut PgConnection, run: RunId)
         state.version.cast_signed(),
         state.next_event.cast_signed(),
         state.status().number(),
-        state.close.as_ref().map(|close| close.reason.as_str().to_owned()),
+        state
+            .close
+            .as_ref()
+            .map(|close| close.reason.as_str().to_owned()),
         state.archived,
     );
     if header.as_ref() != Some(&wanted) {
         return Err(format!("{run}: header {header:?}, folded {wanted:?}"));
     }
-    let tasks: Vec<i32> = sqlx::query_scalar("select task_no from tasks where run_id = $1 order by task_no")
-        .bind(run.to_string())
-        .fetch_all(&mut *connection)
-        .await
-        .expect("task rows");
+    let tasks: Vec<i32> =
+        sqlx::query_scalar("select task_no from tasks where run_id = $1 order by task_no")
+            .bind(run.to_string())
+            .fetch_all(&mut *connection)
+            .await
+            .expect("task rows");
     let open = if state.close.is_some() {
         BTreeSet::new()
     } else {
         let activities = state.activities.keys().copied();
-        activities.chain(state.workflow_task.as_ref().map(|task| task.no)).collect()
+        activities
+            .chain(state.workflow_task.as_ref().map(|task| task.no))
+            .collect()
     };
     if tasks != open.iter().map(|no| no.cast_signed()).collect::<Vec<_>>() {
         return Err(format!("{run}: task rows {tasks:?}, folded {open:?}"));
@@ -390,11 +423,21 @@ fn expected_timers(state: &RunState) -> BTreeSet<(i16, u32, Timestamp)> {
     if state.close.is_some() {
         return BTreeSet::new();
     }
-    let user = state.timers.values().map(|timer| (TimerKind::User, timer.step, timer.fire_at));
+    let user = state
+        .timers
+        .values()
+        .map(|timer| (TimerKind::User, timer.step, timer.fire_at));
     let close = state.activities.values().filter_map(|activity| {
-        Some((TimerKind::ScheduleToClose, activity.no, activity.close_deadline()?))
+        Some((
+            TimerKind::ScheduleToClose,
+            activity.no,
+            activity.close_deadline()?,
+        ))
     });
-    let run = state.begun.run_deadline_at.map(|at| (TimerKind::RunDeadline, 0, at));
+    let run = state
+        .begun
+        .run_deadline_at
+        .map(|at| (TimerKind::RunDeadline, 0, at));
     let whole = state
         .begun
         .execution_deadline_at
@@ -419,4 +462,30 @@ pub fn continue_as_new() -> Command {
         workflow_type: None,
         queue: None,
     }))
+}
+
+/// A source of chance that can be repeated.
+pub struct Dice(pub u64);
+
+impl Dice {
+    pub fn roll(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut x = self.0;
+        x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        x ^ (x >> 31)
+    }
+
+    pub fn below(&mut self, n: u64) -> u64 {
+        self.roll() % n.max(1)
+    }
+
+    pub fn percent(&mut self, chance: u64) -> bool {
+        self.below(100) < chance
+    }
+
+    pub fn pick<T: Clone>(&mut self, from: &[T]) -> Option<T> {
+        let n = self.below(from.len() as u64);
+        from.get(usize::try_from(n).unwrap()).cloned()
+    }
 }

@@ -20,7 +20,9 @@ use crate::support::eventually;
 async fn the_pinned_settings_hold_whatever_the_database_prefers() {
     let bench = Bench::new().await;
     let mut admin = bench.db.connect().await;
-    let name = column(&mut admin, "select current_database()::text").await.remove(0);
+    let name = column(&mut admin, "select current_database()::text")
+        .await
+        .remove(0);
     let preferred = [
         ("jit", "on"),
         ("plan_cache_mode", "force_custom_plan"),
@@ -29,12 +31,21 @@ async fn the_pinned_settings_hold_whatever_the_database_prefers() {
         ("default_transaction_isolation", "serializable"),
     ];
     for (setting, value) in preferred {
-        execute(&mut admin, &format!("alter database {name} set {setting} = '{value}'")).await;
+        execute(
+            &mut admin,
+            &format!("alter database {name} set {setting} = '{value}'"),
+        )
+        .await;
     }
     let show = async |connection: &mut PgConnection| {
         let mut shown = Vec::new();
         for (setting, _) in PINNED {
-            shown.push((*setting, column(connection, &format!("show {setting}")).await.remove(0)));
+            shown.push((
+                *setting,
+                column(connection, &format!("show {setting}"))
+                    .await
+                    .remove(0),
+            ));
         }
         shown
     };
@@ -147,8 +158,15 @@ async fn batches_are_bounded_and_writes_of_a_run_stay_in_order() {
     }
     assert_committed(blocked.await.unwrap());
     let folded = check_run(&bench, &mut door, state.id).await.unwrap();
-    let names: Vec<String> = folded.held.iter().map(|signal| signal.name.to_string()).collect();
-    assert_eq!(names, (0..WRITES).map(|n| n.to_string()).collect::<Vec<_>>());
+    let names: Vec<String> = folded
+        .held
+        .iter()
+        .map(|signal| signal.name.to_string())
+        .collect();
+    assert_eq!(
+        names,
+        (0..WRITES).map(|n| n.to_string()).collect::<Vec<_>>()
+    );
     let batches = sqlx::query("select count(*) as items from history_batches group by recorded_at")
         .fetch_all(&mut door)
         .await
@@ -211,11 +229,17 @@ async fn a_lane_reconnects_after_its_backend_was_killed() {
     let mut tries = 0;
     eventually("a commit works again", 10, async || {
         tries += 1;
-        let outcome = lanes.commit(item(&mut started(&format!("after-{tries}")))).await.unwrap();
+        let outcome = lanes
+            .commit(item(&mut started(&format!("after-{tries}"))))
+            .await
+            .unwrap();
         matches!(outcome, Outcome::Committed(_)).then_some(())
     })
     .await;
-    assert!(tries <= 2, "one commit meets the dead connection, no more: {tries}");
+    assert!(
+        tries <= 2,
+        "one commit meets the dead connection, no more: {tries}"
+    );
     bench.end().await;
 }
 
@@ -223,7 +247,8 @@ async fn a_lane_reconnects_after_its_backend_was_killed() {
 async fn a_database_that_is_away_is_said_to_be_out_of_reach() {
     let bench = Bench::new().await;
     let nowhere = bench.db.options.clone().socket("/nonexistent");
-    let store = leasehold::store::Store::new(nowhere, leasehold::store::PoolSizes { reads: 1, hot: 1 });
+    let store =
+        leasehold::store::Store::new(nowhere, leasehold::store::PoolSizes { reads: 1, hot: 1 });
     let lanes = Lanes::start(&store, 1);
     let outcome = lanes.commit(item(&mut started("wf"))).await.unwrap();
     assert_eq!(outcome, Outcome::Unreached);

@@ -20,7 +20,10 @@ async fn an_item_that_the_database_cannot_take_fails_alone() {
     for n in 0..5 {
         runs.push(bench.begun(&mut door, &format!("wf-{n}"), "w").await);
     }
-    let mut decisions: Vec<_> = runs.iter().map(|run| decided(run, signal("go", Some("key")))).collect();
+    let mut decisions: Vec<_> = runs
+        .iter()
+        .map(|run| decided(run, signal("go", Some("key"))))
+        .collect();
     // A NUL has no place in a text column.
     decisions[2] = decided(&runs[2], signal("a\0b", Some("key")));
     let before = rows_of(&mut door, runs[2].id).await;
@@ -46,7 +49,10 @@ async fn a_run_that_somebody_holds_on_to_is_given_up_alone_and_may_be_tried_agai
     let free = bench.begun(&mut door, "free", "w").await;
     let mut blocker = bench.db.connect().await;
     let mut transaction = blocker.begin().await.unwrap();
-    let lock = format!("select 1 from workflow_runs where run_id = '{}' for update", blocked.id);
+    let lock = format!(
+        "select 1 from workflow_runs where run_id = '{}' for update",
+        blocked.id
+    );
     execute(&mut transaction, &lock).await;
     let mut on_blocked = complete(&blocked, "w", everything());
     let mut on_free = complete(&free, "w", everything());
@@ -79,7 +85,10 @@ async fn a_connection_that_is_killed_before_the_commit_leaves_an_unknown_outcome
     let mut blocker = bench.db.connect().await;
     let mut killer = bench.db.connect().await;
     let mut transaction = blocker.begin().await.unwrap();
-    let lock = format!("select 1 from workflow_runs where run_id = '{}' for update", state.id);
+    let lock = format!(
+        "select 1 from workflow_runs where run_id = '{}' for update",
+        state.id
+    );
     execute(&mut transaction, &lock).await;
     let mut waiting_door = bench.door().await;
     let decided_on = state.clone();
@@ -123,9 +132,15 @@ async fn a_connection_that_breaks_after_the_commit_leaves_an_unknown_outcome_tha
     // Looked at, the run knows the report and answers it without a write.
     let newest = check_run(&bench, &mut door, state.id).await.unwrap();
     assert_eq!(newest.version, 2);
-    assert!(matches!(try_decide(&newest, input), Ok(None)), "answered from the receipt");
+    assert!(
+        matches!(try_decide(&newest, input), Ok(None)),
+        "answered from the receipt"
+    );
     // The start is found by its workflow id.
-    assert_eq!(put_one(&mut door, &mut started("other")).await, Outcome::Refused);
+    assert_eq!(
+        put_one(&mut door, &mut started("other")).await,
+        Outcome::Refused
+    );
     let current = load::current_run(&bench.store.reads, &"default".into(), &"other".into()).await;
     assert_eq!(current.unwrap().unwrap().run, other.run_id());
     bench.end().await;
@@ -140,11 +155,13 @@ async fn a_connection_that_says_nothing_any_more_is_given_up() {
     proxy.fall_silent();
     let began = Instant::now();
     let mut decision = complete(&state, "w", everything());
-    let outcome = tokio::time::timeout(Duration::from_secs(30), put_one(&mut door, &mut decision)).await;
+    let outcome =
+        tokio::time::timeout(Duration::from_secs(30), put_one(&mut door, &mut decision)).await;
     assert_eq!(outcome.expect("an end of the waiting"), Outcome::Unknown);
     // A statement that the server itself cuts off is not met by it.
     assert!(began.elapsed() >= Duration::from_secs(10));
-    let silent = tokio::time::timeout(Duration::from_secs(30), commit::connect(&proxy.options)).await;
+    let silent =
+        tokio::time::timeout(Duration::from_secs(30), commit::connect(&proxy.options)).await;
     assert!(silent.expect("an end of the waiting").is_err());
     bench.end().await;
 }
@@ -192,20 +209,31 @@ async fn kills_at_any_moment_lose_and_double_nothing() {
             }
             match state {
                 Some(state) => {
-                    let task = TaskId { run: state.id, no: open_task(&state) };
+                    let task = TaskId {
+                        run: state.id,
+                        no: open_task(&state),
+                    };
                     assert_eq!(holder(&mut watcher, task).await, None);
                     check_run(&bench, &mut watcher, state.id).await.unwrap();
                 }
                 None => {
                     absent += 1;
-                    assert_eq!(rows_of(&mut watcher, decision.run_id()).await, Vec::<String>::new());
+                    assert_eq!(
+                        rows_of(&mut watcher, decision.run_id()).await,
+                        Vec::<String>::new()
+                    );
                 }
             }
         }
-        assert_eq!(found[0], found[1], "a statement is written whole or not at all");
+        assert_eq!(
+            found[0], found[1],
+            "a statement is written whole or not at all"
+        );
     }
     let killed = killing.await.unwrap();
-    println!("door: {killed} connections killed, {unknown} outcomes unknown, {absent} of them not written");
+    println!(
+        "door: {killed} connections killed, {unknown} outcomes unknown, {absent} of them not written"
+    );
     assert!(unknown > 0, "no kill met a statement");
     bench.end().await;
 }

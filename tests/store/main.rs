@@ -13,11 +13,15 @@ mod hammer;
 mod keys;
 mod kit;
 mod lanes;
+mod leases;
 mod lost;
 mod mutants;
 mod plans;
 mod proxy;
 mod routing;
-#[allow(dead_code, reason = "shared with the tests over HTTP, which use more of it")]
+#[allow(
+    dead_code,
+    reason = "shared with the tests over HTTP, which use more of it"
+)]
 #[path = "../it/support.rs"]
 mod support;

@@ -20,21 +20,41 @@ type Mutant = (&'static str, &'static str, &'static str);
 ///   of a workflow is open.
 /// - the dependencies between the three steps: locks are taken in some uniform order without them, too.
 const FENCES: &[Mutant] = &[
-    ("any version", "i.version > 0 and r.version = i.version", "i.version > 0"),
-    ("live: any worker", "when 0 then t.lease_owner = f.owner and t.attempt", "when 0 then t.attempt"),
+    (
+        "any version",
+        "i.version > 0 and r.version = i.version",
+        "i.version > 0",
+    ),
+    (
+        "live: any worker",
+        "when 0 then t.lease_owner = f.owner and t.attempt",
+        "when 0 then t.attempt",
+    ),
     (
         "live: any hand-out",
         "when 0 then t.lease_owner = f.owner and t.attempt = f.attempt and",
         "when 0 then t.lease_owner = f.owner and",
     ),
-    ("live: run out", "f.attempt and t.lease_expires_at > clock_timestamp()", "f.attempt"),
-    ("seen: any worker", "when 1 then t.lease_owner = f.owner and t.attempt", "when 1 then t.attempt"),
+    (
+        "live: run out",
+        "f.attempt and t.lease_expires_at > clock_timestamp()",
+        "f.attempt",
+    ),
+    (
+        "seen: any worker",
+        "when 1 then t.lease_owner = f.owner and t.attempt",
+        "when 1 then t.attempt",
+    ),
     (
         "seen: any hand-out",
         "when 1 then t.lease_owner = f.owner and t.attempt = f.attempt",
         "when 1 then t.lease_owner = f.owner",
     ),
-    ("overdue: any worker", "when 2 then t.lease_owner = f.owner and t.attempt", "when 2 then t.attempt"),
+    (
+        "overdue: any worker",
+        "when 2 then t.lease_owner = f.owner and t.attempt",
+        "when 2 then t.attempt",
+    ),
     (
         "overdue: any hand-out",
         "when 2 then t.lease_owner = f.owner and t.attempt = f.attempt",
@@ -45,29 +65,81 @@ const FENCES: &[Mutant] = &[
         "and least(t.lease_expires_at, t.start_to_close_at, t.heartbeat_due_at) <= clock_timestamp()",
         "",
     ),
-    ("a taken workflow id counts", " where w.run_id in (select run_id from wi)", ""),
-    ("keys claimed whatever the fences say", "from q where (select a from pre)[ord] and", "from q where"),
-    ("a taken key counts", " where q.run_id in (select run_id from qi)", ""),
-    ("headers made unfenced", "where (select a from ok)[n.ord]", ""),
-    ("headers changed unfenced", "where r.run_id = u.run_id and (select a from ok)[u.ord]", "where r.run_id = u.run_id"),
-    ("workflow ids moved unfenced", "w.workflow_id = m.workflow_id and (select a from ok)[m.ord]", "w.workflow_id = m.workflow_id"),
-    ("history appended unfenced", "where (select a from ok)[h.ord]", ""),
-    ("tasks closed unfenced", "t.task_no = c.task_no and (select a from ok)[c.ord]", "t.task_no = c.task_no"),
-    ("tasks made ready unfenced", "t.task_no = g.task_no and (select a from ok)[g.ord]", "t.task_no = g.task_no"),
+    (
+        "a taken workflow id counts",
+        " where w.run_id in (select run_id from wi)",
+        "",
+    ),
+    (
+        "keys claimed whatever the fences say",
+        "from q where (select a from pre)[ord] and",
+        "from q where",
+    ),
+    (
+        "a taken key counts",
+        " where q.run_id in (select run_id from qi)",
+        "",
+    ),
+    (
+        "headers made unfenced",
+        "where (select a from ok)[n.ord]",
+        "",
+    ),
+    (
+        "headers changed unfenced",
+        "where r.run_id = u.run_id and (select a from ok)[u.ord]",
+        "where r.run_id = u.run_id",
+    ),
+    (
+        "workflow ids moved unfenced",
+        "w.workflow_id = m.workflow_id and (select a from ok)[m.ord]",
+        "w.workflow_id = m.workflow_id",
+    ),
+    (
+        "history appended unfenced",
+        "where (select a from ok)[h.ord]",
+        "",
+    ),
+    (
+        "tasks closed unfenced",
+        "t.task_no = c.task_no and (select a from ok)[c.ord]",
+        "t.task_no = c.task_no",
+    ),
+    (
+        "tasks made ready unfenced",
+        "t.task_no = g.task_no and (select a from ok)[g.ord]",
+        "t.task_no = g.task_no",
+    ),
     ("tasks opened unfenced", "where ok.a[t.ord]", ""),
-    ("timers set unfenced", "where (select a from ok)[s.ord]", "where true"),
-    ("timers cancelled unfenced", "t.no = c.no and (select a from ok)[c.ord]", "t.no = c.no"),
+    (
+        "timers set unfenced",
+        "where (select a from ok)[s.ord]",
+        "where true",
+    ),
+    (
+        "timers cancelled unfenced",
+        "t.no = c.no and (select a from ok)[c.ord]",
+        "t.no = c.no",
+    ),
 ];
 
 /// Taken away locks and orders show in races only.
 const LOCKS: &[Mutant] = &[
-    ("headers not locked", "order by r.run_id for no key update of r)", "order by r.run_id)"),
+    (
+        "headers not locked",
+        "order by r.run_id for no key update of r)",
+        "order by r.run_id)",
+    ),
     (
         "headers locked in an order of each session's own",
         "order by r.run_id for no key update of r)",
         "order by md5(r.run_id || pg_backend_pid()) for no key update of r)",
     ),
-    ("leases not locked", "order by t.run_id, t.task_no for update of t)", "order by t.run_id, t.task_no)"),
+    (
+        "leases not locked",
+        "order by t.run_id, t.task_no for update of t)",
+        "order by t.run_id, t.task_no)",
+    ),
     (
         "leases locked in an order of each session's own",
         "order by t.run_id, t.task_no for update of t)",
@@ -113,7 +185,11 @@ async fn survivors(mutants: &[Mutant]) -> Vec<&'static str> {
     let began = std::time::Instant::now();
     let mut hammering = stream::iter(mutants)
         .map(async |&(name, from, to)| {
-            assert_eq!(TEMPLATE.matches(from).count(), 1, "{name}: the text is in the door once");
+            assert_eq!(
+                TEMPLATE.matches(from).count(),
+                1,
+                "{name}: the text is in the door once"
+            );
             let statement = statement_from(&TEMPLATE.replacen(from, to, 1));
             let force = match name.split(' ').nth(1) {
                 Some("locked" | "not") => CROWD,
@@ -135,7 +211,11 @@ async fn survivors(mutants: &[Mutant]) -> Vec<&'static str> {
             None => survivors.push(name),
         }
     }
-    println!("mutants: {} in {:.1} s", mutants.len(), began.elapsed().as_secs_f64());
+    println!(
+        "mutants: {} in {:.1} s",
+        mutants.len(),
+        began.elapsed().as_secs_f64()
+    );
     survivors
 }
 

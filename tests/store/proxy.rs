@@ -66,13 +66,17 @@ async fn accept(listener: UnixListener, upstream: PgConnectOptions, mode: Arc<At
             match upstream.get_socket() {
                 Some(dir) => {
                     let path: PathBuf = dir.join(format!(".s.PGSQL.{}", upstream.get_port()));
-                    let Ok(server) = UnixStream::connect(path).await else { return };
+                    let Ok(server) = UnixStream::connect(path).await else {
+                        return;
+                    };
                     let (reader, writer) = server.into_split();
                     relay(client, reader, writer, &mode).await;
                 }
                 None => {
                     let address = (upstream.get_host(), upstream.get_port());
-                    let Ok(server) = TcpStream::connect(address).await else { return };
+                    let Ok(server) = TcpStream::connect(address).await else {
+                        return;
+                    };
                     let (reader, writer) = server.into_split();
                     relay(client, reader, writer, &mode).await;
                 }
