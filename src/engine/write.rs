@@ -26,7 +26,6 @@ pub(super) enum Written {
 /// A poll that an opened task was promised to.
 struct Promise {
     poll: Reserved,
-    key: QueueKey,
     task: TaskId,
 }
 
@@ -72,9 +71,7 @@ pub(super) async fn write(
         }
         _ => {
             for promise in promises {
-                core.registry.put_back(promise.poll);
-                // A hint may have come while nobody seemed to wait.
-                claims::look(core, &promise.key);
+                claims::put_back(core, promise.poll);
             }
         }
     }
@@ -97,7 +94,6 @@ fn promise(core: &Core, decision: &mut Decision, now: Timestamp) -> Vec<Promise>
             let Some(poll) = core.registry.reserve(&task.routing) else {
                 continue;
             };
-            let key = QueueKey::from(&task.routing);
             let to = HandOff {
                 owner: poll.poller().owner.clone(),
                 poll_request_id: poll.poller().poll_request_id.clone(),
@@ -107,7 +103,7 @@ fn promise(core: &Core, decision: &mut Decision, now: Timestamp) -> Vec<Promise>
                 no,
             };
             write.hand_over(no, to, now);
-            promises.push(Promise { poll, key, task });
+            promises.push(Promise { poll, task });
         }
     }
     promises

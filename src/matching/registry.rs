@@ -66,8 +66,9 @@ type Word = Result<Grant, Ended>;
 enum Slot {
     /// Nobody has spoken for it.
     Waiting(oneshot::Sender<Word>),
-    /// A commit or claim that may give it a task is under way.
-    Reserved(oneshot::Sender<Word>),
+    /// A commit or claim that may give it a task is under way. It ends for this reason if nothing
+    /// comes of that.
+    Reserved(oneshot::Sender<Word>, Option<Ended>),
     /// It has its answer, or is gone.
     Over,
 }
@@ -93,7 +94,7 @@ impl Parked {
         let mut slot = self.slot();
         match std::mem::replace(&mut *slot, Slot::Over) {
             Slot::Waiting(word) => {
-                *slot = Slot::Reserved(word);
+                *slot = Slot::Reserved(word, None);
                 true
             }
             other => {
@@ -109,7 +110,8 @@ impl Parked {
             Slot::Waiting(word) => {
                 let _ = word.send(Err(why));
             }
-            other => *slot = other,
+            Slot::Reserved(word, _) => *slot = Slot::Reserved(word, Some(why)),
+            Slot::Over => {}
         }
     }
 }
@@ -198,14 +200,18 @@ impl Reserved {
         &self.parked.poller
     }
 
-    /// Gives it the task. When nobody waits any more, the grant is dropped, which gives it back.
+    /// Gives it the task. When nobody waits any more, or its worker may take no more tasks, the grant
+    /// is dropped, which gives it back.
     pub fn give(self, grant: Grant) {
         let mut slot = self.parked.slot();
-        if let Slot::Reserved(word) | Slot::Waiting(word) =
-            std::mem::replace(&mut *slot, Slot::Over)
-        {
-            let _ = word.send(Ok(grant));
-        }
+        let (word, said) = match std::mem::replace(&mut *slot, Slot::Over) {
+            Slot::Reserved(word, Some(why @ (Ended::Draining | Ended::Superseded))) => {
+                (word, Err(why))
+            }
+            Slot::Reserved(word, _) | Slot::Waiting(word) => (word, Ok(grant)),
+            Slot::Over => return,
+        };
+        let _ = word.send(said);
     }
 }
 
@@ -294,6 +300,27 @@ impl Inner {
             };
             group.parked.insert(parked.ticket, Arc::clone(parked));
         }
+    }
+
+    /// Lets a poll wait on its queues again, if it still waits and nothing ended it meanwhile.
+    fn put_back(&mut self, parked: &Arc<Parked>) {
+        {
+            let mut slot = parked.slot();
+            match std::mem::replace(&mut *slot, Slot::Over) {
+                Slot::Reserved(word, None) if !word.is_closed() && !self.closed => {
+                    *slot = Slot::Waiting(word);
+                }
+                Slot::Reserved(word, why) => {
+                    let _ = word.send(Err(why.unwrap_or(Ended::Shutdown)));
+                    return;
+                }
+                other => {
+                    *slot = other;
+                    return;
+                }
+            }
+        }
+        self.insert(parked);
     }
 
     fn forget(&mut self, parked: &Parked) {
@@ -388,26 +415,18 @@ impl Registry {
         }
     }
 
-    /// Lets a poll wait on that was spoken for and got nothing.
-    pub fn put_back(&self, reserved: Reserved) {
+    /// Lets a poll wait on that was spoken for and got nothing. Returns the queues to claim from:
+    /// something may have become ready there while the poll seemed not to wait.
+    pub fn put_back(&self, reserved: Reserved) -> Vec<QueueKey> {
         let mut inner = self.inner();
-        {
-            let mut slot = reserved.parked.slot();
-            match std::mem::replace(&mut *slot, Slot::Over) {
-                Slot::Reserved(word) if !word.is_closed() && !inner.closed => {
-                    *slot = Slot::Waiting(word);
-                }
-                Slot::Reserved(word) => {
-                    let _ = word.send(Err(Ended::Shutdown));
-                    return;
-                }
-                other => {
-                    *slot = other;
-                    return;
-                }
+        inner.put_back(&reserved.parked);
+        let mut wanted = Vec::new();
+        for key in &reserved.parked.keys {
+            if inner.queues.get_mut(key).is_some_and(Queue::begin_claim) {
+                wanted.push(key.clone());
             }
         }
-        inner.insert(&reserved.parked);
+        wanted
     }
 
     /// Says that a queue may have ready tasks in the database. Returns whether a claim should be
@@ -467,9 +486,13 @@ impl Registry {
         }
     }
 
-    /// After a claim that failed: the next look or hint tries again.
-    pub fn stop_claiming(&self, key: &QueueKey, profile: &Profile) {
-        if let Some(queue) = self.inner().queues.get_mut(key) {
+    /// After a claim that failed: its polls wait on, and the next look or hint tries again.
+    pub fn stop_claiming(&self, key: &QueueKey, profile: &Profile, polls: Vec<Reserved>) {
+        let mut inner = self.inner();
+        for reserved in polls {
+            inner.put_back(&reserved.parked);
+        }
+        if let Some(queue) = inner.queues.get_mut(key) {
             queue.empty_for.retain(|empty| empty != profile);
             queue.claiming = false;
         }

@@ -1,0 +1,16 @@
+//! Behaviour under failure: clients that hang up, signals, several nodes on one database, a database
+//! that goes away.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    missing_docs,
+    reason = "a test stops at the first thing that is not as it should be"
+)]
+
+mod hangups;
+mod queues;
+mod raw;
+#[allow(dead_code, reason = "shared with the tests over HTTP, which use more of it")]
+#[path = "../it/support.rs"]
+mod support;
