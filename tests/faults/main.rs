@@ -9,8 +9,10 @@
 )]
 
 mod hangups;
+mod process;
 mod queues;
 mod raw;
+mod stopping;
 #[allow(dead_code, reason = "shared with the tests over HTTP, which use more of it")]
 #[path = "../it/support.rs"]
 mod support;

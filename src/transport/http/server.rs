@@ -30,6 +30,8 @@ const MAX_CONNECTIONS_PER_THREAD: usize = 25_000;
 /// # Errors
 /// The listener cannot be used.
 pub fn serve(listener: TcpListener, api: Arc<Api>, threads: usize) -> std::io::Result<Server> {
+    // The node keeps the time that requests are given; this one only has to be longer.
+    let patience = api.settings.shutdown.grace_seconds + 1;
     let data = Data::from(api);
     let mut server = HttpServer::new(move || {
         let (app, _) = App::new()
@@ -47,7 +49,7 @@ pub fn serve(listener: TcpListener, api: Arc<Api>, threads: usize) -> std::io::R
     .max_connections(MAX_CONNECTIONS_PER_THREAD)
     .backlog(4_096)
     .disable_signals()
-    .shutdown_timeout(1);
+    .shutdown_timeout(patience);
     if threads > 0 {
         server = server.workers(threads);
     }
