@@ -20,6 +20,9 @@ const GIVE_BACK_BATCH: i64 = 500;
 /// A poll notes that its worker is alive when it was last heard of this long ago.
 const POLL_IS_LIFE_AFTER_MS: u64 = 15_000;
 
+/// Later than the epoch of any registration: none is left.
+const NO_EPOCH: u64 = u64::MAX;
+
 /// Why a worker could not be registered.
 #[derive(Clone, Debug)]
 pub enum RegisterError {
@@ -109,9 +112,10 @@ impl Engine {
             let worker = Arc::new(worker);
             core.known.keep(&worker);
             let key = key(&worker);
-            core.hints.worker(&key);
+            core.hints.worker(&key, worker.epoch);
             if existing.is_some() {
-                core.registry.end_worker(&key, Ended::Superseded);
+                core.registry
+                    .end_worker(&key, worker.epoch, Ended::Superseded);
                 engine.give_back_all(&key).await?;
             }
             Ok(worker)
@@ -137,8 +141,8 @@ impl Engine {
             };
             let existed = workers::remove(&core.store.reads, &key.namespace, &key.worker).await?;
             core.known.forget(&key);
-            core.hints.worker(&key);
-            core.registry.end_worker(&key, Ended::Superseded);
+            core.hints.worker(&key, NO_EPOCH);
+            core.registry.end_worker(&key, NO_EPOCH, Ended::Superseded);
             if !existed {
                 return Ok(None);
             }

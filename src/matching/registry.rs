@@ -77,6 +77,8 @@ enum Slot {
 struct Parked {
     ticket: u64,
     worker: WorkerKey,
+    /// The registration that it relies on.
+    epoch: u64,
     poller: Poller,
     profile: Profile,
     /// The queues it waits on.
@@ -355,6 +357,7 @@ impl Registry {
         self: &Arc<Self>,
         keys: Vec<QueueKey>,
         worker: WorkerKey,
+        epoch: u64,
         profile: Profile,
         poller: Poller,
     ) -> Option<Waiting> {
@@ -367,6 +370,7 @@ impl Registry {
         let parked = Arc::new(Parked {
             ticket: inner.next_ticket,
             worker: worker.clone(),
+            epoch,
             poller,
             profile,
             keys,
@@ -528,13 +532,20 @@ impl Registry {
         wanted
     }
 
-    /// Ends the parked polls of one worker.
-    pub fn end_worker(&self, worker: &WorkerKey, why: Ended) {
+    /// Ends the parked polls of one worker that rely on a registration before `epoch`. Word of a
+    /// registration may arrive after the first poll that relies on it.
+    pub fn end_worker(&self, worker: &WorkerKey, epoch: u64, why: Ended) {
         let polls: Vec<_> = self
             .inner()
             .workers
             .get(worker)
-            .map(|polls| polls.values().cloned().collect())
+            .map(|polls| {
+                polls
+                    .values()
+                    .filter(|parked| parked.epoch < epoch)
+                    .cloned()
+                    .collect()
+            })
             .unwrap_or_default();
         for parked in polls {
             parked.end(why);

@@ -16,7 +16,7 @@ pub mod receipts;
 pub mod timers;
 pub mod workers;
 
-use sqlx::PgPool;
+use sqlx::{Connection, PgPool};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
 use crate::domain::ids::RunId;
@@ -45,6 +45,9 @@ pub struct PoolSizes {
 /// How long a caller waits for a free connection before it is told to try again.
 const ACQUIRE_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(5);
 
+/// A connection that was idle for longer is tried before it is used; a busy one saves the round trip.
+const TESTED_AFTER: std::time::Duration = std::time::Duration::from_secs(1);
+
 impl Store {
     /// Opens the pools. Connections are made when they are needed.
     pub fn new(options: PgConnectOptions, sizes: PoolSizes) -> Self {
@@ -52,6 +55,15 @@ impl Store {
             PgPoolOptions::new()
                 .max_connections(size)
                 .acquire_timeout(ACQUIRE_TIMEOUT)
+                .test_before_acquire(false)
+                .before_acquire(|connection, used| {
+                    Box::pin(async move {
+                        if used.idle_for > TESTED_AFTER {
+                            connection.ping().await?;
+                        }
+                        Ok(true)
+                    })
+                })
                 .connect_lazy_with(
                     options
                         .clone()

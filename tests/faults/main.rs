@@ -9,6 +9,8 @@
 )]
 
 mod hangups;
+mod idle;
+mod nodes;
 mod process;
 mod queues;
 mod raw;
