@@ -114,7 +114,8 @@ impl Engine {
         if request.wait.is_zero() {
             return self.look_once(&keys, profile, poller).await;
         }
-        self.wait(&request, worker.epoch, keys, profile, poller).await
+        self.wait(&request, worker.epoch, keys, profile, poller)
+            .await
     }
 
     /// The checks that every poll begins with, in the order of the contract.

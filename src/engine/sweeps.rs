@@ -180,11 +180,9 @@ impl Engine {
                         Hint::Ready(key) => claims::ready(&self.core, &key),
                         Hint::Worker(key, epoch) => {
                             self.core.known.forget(&key);
-                            self.core.registry.end_worker(
-                                &key,
-                                epoch,
-                                Ended::Superseded,
-                            );
+                            self.core
+                                .registry
+                                .end_worker(&key, epoch, Ended::Superseded);
                         }
                     }
                 }

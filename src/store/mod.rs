@@ -16,8 +16,8 @@ pub mod receipts;
 pub mod timers;
 pub mod workers;
 
-use sqlx::{Connection, PgPool};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sqlx::{Connection, PgPool};
 
 use crate::domain::ids::RunId;
 

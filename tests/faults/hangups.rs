@@ -35,7 +35,11 @@ async fn a_client_that_hung_up_while_it_waited_takes_no_task() {
     client.register("gone", "q", &["greet"], &[]).await;
     client.register("there", "q", &["greet"], &[]).await;
     for round in 0..20 {
-        let how = if round % 2 == 0 { HangUp::Fin } else { HangUp::Rst };
+        let how = if round % 2 == 0 {
+            HangUp::Fin
+        } else {
+            HangUp::Rst
+        };
         let waiting = raw::poll(&server.url, "workflow", "gone", &["q"], 20).await;
         until_parked(&server, 1).await;
         waiting.hang_up(how);
@@ -61,7 +65,10 @@ async fn a_client_that_hung_up_while_it_waited_takes_no_task() {
         };
         assert_eq!(task["workflow_task_attempt"], 1, "{how:?}");
         assert_eq!(task["lease_owner"], "there");
-        client.complete(&task, json!([{"type": "complete_workflow"}])).await.expect(200);
+        client
+            .complete(&task, json!([{"type": "complete_workflow"}]))
+            .await
+            .expect(200);
     }
     server.stop().await;
 }
@@ -83,9 +90,15 @@ async fn an_activity_poll_that_was_hung_up_takes_no_task() {
         client.complete(&task, schedule).await.expect(200);
         let activity = at_once(&server, "activity", "there", "q").await;
         assert_eq!(activity["attempt"], 1, "{how:?}");
-        client.report(&activity, "complete", json!({"result": null})).await.expect(200);
+        client
+            .report(&activity, "complete", json!({"result": null}))
+            .await
+            .expect(200);
         let task = at_once(&server, "workflow", "there", "q").await;
-        client.complete(&task, json!([{"type": "complete_workflow"}])).await.expect(200);
+        client
+            .complete(&task, json!([{"type": "complete_workflow"}]))
+            .await
+            .expect(200);
     }
     server.stop().await;
 }
@@ -93,7 +106,10 @@ async fn an_activity_poll_that_was_hung_up_takes_no_task() {
 /// A session that claims a workflow id and has not decided yet whether it keeps it: a start of that
 /// id waits in the middle of its commit.
 async fn hold_workflow_id(connection: &mut PgConnection, workflow: &str) {
-    sqlx::query("begin").execute(&mut *connection).await.unwrap();
+    sqlx::query("begin")
+        .execute(&mut *connection)
+        .await
+        .unwrap();
     sqlx::query("insert into workflow_instances values ('default', $1, 'x', 1)")
         .bind(workflow)
         .execute(connection)
@@ -138,17 +154,82 @@ async fn a_client_that_hangs_up_while_its_task_is_committed_gives_it_back() {
         starting.await.unwrap();
         let task = at_once(&server, "workflow", "there", "q").await;
         assert_eq!(task["workflow_id"], workflow.as_str());
-        assert_eq!(task["workflow_task_attempt"], 2, "the first hand-out was taken back");
-        client.complete(&task, json!([{"type": "complete_workflow"}])).await.expect(200);
+        assert_eq!(
+            task["workflow_task_attempt"], 2,
+            "the first hand-out was taken back"
+        );
+        client
+            .complete(&task, json!([{"type": "complete_workflow"}]))
+            .await
+            .expect(200);
     }
     holder.close().await.unwrap();
     watcher.close().await.unwrap();
     server.stop().await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lease_is_given_back_in_the_end_although_the_database_could_not_just_then() {
+    let server = TestServer::start().await;
+    let client = &server.client;
+    client.register("gone", "q", &["greet"], &[]).await;
+    client.register("there", "q", &["greet"], &[]).await;
+    let mut holder = server.db.connect().await;
+    let mut table = server.db.connect().await;
+    let mut watcher = server.db.connect().await;
+    let waiting = raw::poll(&server.url, "workflow", "gone", &["q"], 20).await;
+    until_parked(&server, 1).await;
+    hold_workflow_id(&mut holder, "wf").await;
+    let starting = tokio::spawn({
+        let client = client.clone();
+        async move { client.start("wf", "greet", "q").await }
+    });
+    until_commit_waits(&mut watcher).await;
+    waiting.hang_up(HangUp::Fin);
+    until_parked(&server, 0).await;
+    // In line behind the commit, and in front of whoever gives its task back.
+    let locking = tokio::spawn(async move {
+        sqlx::query("begin").execute(&mut table).await.unwrap();
+        sqlx::query("lock table tasks in share mode")
+            .execute(&mut table)
+            .await
+            .unwrap();
+        table
+    });
+    eventually("the table's lock is in line", 5, async || {
+        let waiting: i64 = sqlx::query_scalar("select count(*) from pg_locks where not granted and mode = 'ShareLock' and relation = 'tasks'::regclass")
+            .fetch_one(&mut watcher)
+            .await
+            .unwrap();
+        (waiting == 1).then_some(())
+    })
+    .await;
+    sqlx::query("rollback").execute(&mut holder).await.unwrap();
+    starting.await.unwrap();
+    let mut table = locking.await.unwrap();
+    // The give-back waits for the table, and is given up by the database.
+    until_commit_waits(&mut watcher).await;
+    eventually("the give-back has failed", 10, async || {
+        let waiting: i64 = sqlx::query_scalar(
+            "select count(*) from pg_locks where not granted and relation = 'tasks'::regclass",
+        )
+        .fetch_one(&mut watcher)
+        .await
+        .unwrap();
+        (waiting == 0).then_some(())
+    })
+    .await;
+    sqlx::query("rollback").execute(&mut table).await.unwrap();
+    let task = client.poll("workflow", "there", "q", 5).await;
+    assert_eq!(task["workflow_task_attempt"], 2, "{task:#}");
+    drop((holder, table, watcher));
+    server.stop().await;
+}
+
 /// A request that keeps the only thread that serves requests busy for a moment.
 fn laborious() -> Value {
-    let command = json!({"type": "schedule_activity", "activity_type": "hello", "arguments": [1, 2, 3]});
+    let command =
+        json!({"type": "schedule_activity", "activity_type": "hello", "arguments": [1, 2, 3]});
     json!({"lease_owner": "busy", "workflow_task_attempt": 1, "commands": vec![command; 30_000]})
 }
 
@@ -164,7 +245,11 @@ async fn a_client_that_hangs_up_when_its_answer_is_written_gives_the_task_back()
     let (laborious, probe) = (laborious(), json!({"worker_id": "nobody"}));
     let mut met = 0;
     for round in 0..ROUNDS {
-        let how = if round % 3 == 2 { HangUp::Rst } else { HangUp::Fin };
+        let how = if round % 3 == 2 {
+            HangUp::Rst
+        } else {
+            HangUp::Fin
+        };
         let workflow = format!("wf-{round}");
         let waiting = raw::poll(&server.url, "workflow", "gone", &["q"], 20).await;
         until_parked(&server, 1).await;
@@ -183,10 +268,12 @@ async fn a_client_that_hangs_up_when_its_answer_is_written_gives_the_task_back()
         let mut was_busy = !probe.is_answered(Duration::from_millis(20)).await;
         sqlx::query("rollback").execute(&mut holder).await.unwrap();
         eventually("the task is handed out", 5, async || {
-            sqlx::query_scalar::<_, String>("select lease_owner from tasks where lease_owner is not null")
-                .fetch_optional(&mut watcher)
-                .await
-                .unwrap()
+            sqlx::query_scalar::<_, String>(
+                "select lease_owner from tasks where lease_owner is not null",
+            )
+            .fetch_optional(&mut watcher)
+            .await
+            .unwrap()
         })
         .await;
         waiting.hang_up(how);
@@ -198,7 +285,10 @@ async fn a_client_that_hangs_up_when_its_answer_is_written_gives_the_task_back()
             let task = at_once(&server, "workflow", "there", "q").await;
             assert_eq!(text(&task, "workflow_id"), workflow);
             assert_eq!(task["workflow_task_attempt"], 2);
-            client.complete(&task, json!([{"type": "complete_workflow"}])).await.expect(200);
+            client
+                .complete(&task, json!([{"type": "complete_workflow"}]))
+                .await
+                .expect(200);
         } else {
             // The answer was written before its client went; nobody can tell that from a client that
             // has read it.

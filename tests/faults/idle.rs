@@ -36,7 +36,10 @@ fn allow_many_files() {
 
 /// Transactions of the database so far, this look included.
 async fn transactions(connection: &mut PgConnection) -> i64 {
-    sqlx::query("select pg_stat_force_next_flush()").execute(&mut *connection).await.unwrap();
+    sqlx::query("select pg_stat_force_next_flush()")
+        .execute(&mut *connection)
+        .await
+        .unwrap();
     sqlx::query_scalar("select xact_commit + xact_rollback from pg_stat_database where datname = current_database()")
         .fetch_one(connection)
         .await
@@ -50,7 +53,10 @@ async fn two_thousand_idle_polls_cost_little_and_hear_at_once() {
     let mut server = Server::serve(&db.options, free_port(), &[]);
     server.until_ready().await;
     for n in 0..WORKERS {
-        server.client.register(&format!("w{n}"), "q", &["greet"], &[]).await;
+        server
+            .client
+            .register(&format!("w{n}"), "q", &["greet"], &[])
+            .await;
     }
     let before = server.memory();
     let mut waiting = Vec::with_capacity(POLLS);

@@ -8,13 +8,24 @@
     reason = "a test stops at the first thing that is not as it should be"
 )]
 
+mod database;
 mod hangups;
 mod idle;
+mod load;
 mod nodes;
 mod process;
+#[allow(
+    dead_code,
+    reason = "shared with the tests of the store, which use more of it"
+)]
+#[path = "../store/proxy.rs"]
+mod proxy;
 mod queues;
 mod raw;
 mod stopping;
-#[allow(dead_code, reason = "shared with the tests over HTTP, which use more of it")]
+#[allow(
+    dead_code,
+    reason = "shared with the tests over HTTP, which use more of it"
+)]
 #[path = "../it/support.rs"]
 mod support;

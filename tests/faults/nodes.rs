@@ -30,7 +30,9 @@ impl Two {
         let first = TestServer::with(&change).await;
         let mut settings = settings();
         change(&mut settings);
-        let second = Node::start(settings, first.db.options.clone()).await.expect("the second node");
+        let second = Node::start(settings, first.db.options.clone())
+            .await
+            .expect("the second node");
         let second_url = format!("http://{}", second.address());
         Self {
             a: first.client.clone(),
@@ -43,7 +45,10 @@ impl Two {
 
     async fn until_parked(&self, on_first: usize, on_second: usize) {
         eventually("polls are parked", 5, async || {
-            let parked = (self.first.node.engine().parked_polls(), self.second.engine().parked_polls());
+            let parked = (
+                self.first.node.engine().parked_polls(),
+                self.second.engine().parked_polls(),
+            );
             (parked == (on_first, on_second)).then_some(())
         })
         .await;
@@ -106,7 +111,10 @@ async fn a_registration_on_one_node_ends_the_older_process_s_poll_on_the_other()
     let began = Instant::now();
     two.a.register("w", "q", &["greet"], &[]).await;
     let (status, body) = waiting.answer(Duration::from_secs(2)).await.unwrap();
-    println!("registration to the end of the older poll elsewhere: {:.1} ms", began.elapsed().as_secs_f64() * 1_000.0);
+    println!(
+        "registration to the end of the older poll elsewhere: {:.1} ms",
+        began.elapsed().as_secs_f64() * 1_000.0
+    );
     assert_eq!(status, 200);
     assert_eq!(body["poll_status"], "stale_worker_registration");
     // Its successor polls there.
@@ -119,7 +127,8 @@ async fn a_registration_on_one_node_ends_the_older_process_s_poll_on_the_other()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_an_older_process_held_through_one_node_is_given_back_by_a_registration_on_the_other() {
+async fn what_an_older_process_held_through_one_node_is_given_back_by_a_registration_on_the_other()
+{
     let two = Two::start().await;
     two.a.register("w", "q", &["greet"], &[]).await;
     two.a.start("wf", "greet", "q").await;
@@ -141,14 +150,21 @@ async fn a_lease_that_runs_out_is_ended_by_whichever_node_looks_first_and_once()
     two.a.register("slow", "q", &["greet"], &[]).await;
     two.a.register("quick", "q", &["greet"], &[]).await;
     for round in 0..3 {
-        let (holding, other) = if round % 2 == 0 { (&two.a, &two.b) } else { (&two.b, &two.a) };
+        let (holding, other) = if round % 2 == 0 {
+            (&two.a, &two.b)
+        } else {
+            (&two.b, &two.a)
+        };
         two.a.start(&format!("wf-{round}"), "greet", "q").await;
         let task = holding.poll("workflow", "slow", "q", 5).await;
         let began = Instant::now();
         let again = other.poll("workflow", "quick", "q", 10).await;
         let took = began.elapsed();
         assert_eq!(again["task_id"], task["task_id"]);
-        assert_eq!(again["workflow_task_attempt"], 2, "lost once, handed out once");
+        assert_eq!(
+            again["workflow_task_attempt"], 2,
+            "lost once, handed out once"
+        );
         assert!(took < Duration::from_secs(3), "{took:?}");
         holding.complete(&task, finish()).await.expect(409);
         other.complete(&again, finish()).await.expect(200);
@@ -183,11 +199,21 @@ async fn timers_fire_once_although_both_nodes_sweep() {
         .await;
         assert_eq!(
             events,
-            ["StartAccepted", "WorkflowStarted", "TimerScheduled", "TimerScheduled", "TimerFired", "TimerFired"]
+            [
+                "StartAccepted",
+                "WorkflowStarted",
+                "TimerScheduled",
+                "TimerScheduled",
+                "TimerFired",
+                "TimerFired"
+            ]
         );
     }
     let mut connection = two.first.db.connect().await;
-    let left: i64 = sqlx::query_scalar("select count(*) from timers").fetch_one(&mut connection).await.unwrap();
+    let left: i64 = sqlx::query_scalar("select count(*) from timers")
+        .fetch_one(&mut connection)
+        .await
+        .unwrap();
     assert_eq!(left, 0);
     connection.close().await.unwrap();
     two.stop().await;
@@ -201,17 +227,34 @@ async fn an_activity_moves_between_nodes() {
     let task = two.b.poll("workflow", "w", "q", 5).await;
     two.a.complete(&task, schedule()).await.expect(200);
     let activity = two.a.poll("activity", "w", "q", 5).await;
-    let beat = two.b.report(&activity, "heartbeat", json!({"details": {"done": 1}})).await.expect(200);
+    let beat = two
+        .b
+        .report(&activity, "heartbeat", json!({"details": {"done": 1}}))
+        .await
+        .expect(200);
     assert_eq!(beat["cancel_requested"], false);
-    two.b.report(&activity, "complete", json!({"result": 1})).await.expect(200);
+    two.b
+        .report(&activity, "complete", json!({"result": 1}))
+        .await
+        .expect(200);
     // The same again, on the other node, finds what was recorded.
-    two.a.report(&activity, "complete", json!({"result": 1})).await.expect(200);
+    two.a
+        .report(&activity, "complete", json!({"result": 1}))
+        .await
+        .expect(200);
     let task = two.a.poll("workflow", "w", "q", 5).await;
     two.b.complete(&task, finish()).await.expect(200);
     let run = text(&task, "run_id");
     for client in [&two.a, &two.b] {
         let events = client.events("wf", run).await;
-        assert_eq!(events.iter().filter(|event| *event == "ActivityCompleted").count(), 1, "{events:?}");
+        assert_eq!(
+            events
+                .iter()
+                .filter(|event| *event == "ActivityCompleted")
+                .count(),
+            1,
+            "{events:?}"
+        );
         assert_eq!(events.last().unwrap(), "WorkflowCompleted");
     }
     two.stop().await;
@@ -232,7 +275,14 @@ async fn a_signal_on_one_node_is_seen_after_a_task_that_is_held_through_the_othe
     two.b.complete(&task, timer).await.expect(200);
     let next = two.a.poll("workflow", "w", "q", 5).await;
     let events = two.b.events("wf", &run).await;
-    assert_eq!(events.iter().filter(|event| *event == "SignalReceived").count(), 1, "{events:?}");
+    assert_eq!(
+        events
+            .iter()
+            .filter(|event| *event == "SignalReceived")
+            .count(),
+        1,
+        "{events:?}"
+    );
     two.b.complete(&next, finish()).await.expect(200);
     two.stop().await;
 }
@@ -245,12 +295,18 @@ async fn a_completion_under_a_lease_that_a_cancel_elsewhere_cut_off_is_told_so()
         let workflow = format!("wf-{round}");
         let run = two.a.start(&workflow, "greet", "q").await;
         let task = two.b.poll("workflow", "w", "q", 5).await;
-        let closed = two.a.post(&format!("/workflows/{workflow}/{verb}"), json!({})).await;
+        let closed = two
+            .a
+            .post(&format!("/workflows/{workflow}/{verb}"), json!({}))
+            .await;
         assert!(closed.status.is_success(), "{:#}", closed.body);
         let late = two.b.complete(&task, schedule()).await.expect(200);
         assert_eq!(late["recorded"], false, "{late:#}");
         let events = two.b.events(&workflow, &run).await;
-        assert!(!events.iter().any(|event| event == "ActivityScheduled"), "{events:?}");
+        assert!(
+            !events.iter().any(|event| event == "ActivityScheduled"),
+            "{events:?}"
+        );
         // Somebody who never held it is refused.
         let mut other = task.clone();
         other["workflow_task_attempt"] = 7.into();
@@ -266,7 +322,11 @@ async fn two_nodes_give_each_task_once_to_many_polls() {
     two.a.register("w", "q", &["greet"], &[]).await;
     let mut polls = tokio::task::JoinSet::new();
     for n in 0..16 {
-        let client = if n % 2 == 0 { two.a.clone() } else { two.b.clone() };
+        let client = if n % 2 == 0 {
+            two.a.clone()
+        } else {
+            two.b.clone()
+        };
         polls.spawn(async move {
             let mut found = Vec::new();
             loop {

@@ -32,7 +32,9 @@ impl Server {
     /// Starts `leasehold serve` on a database that is migrated already. Does not wait for it.
     pub fn serve(database: &PgConnectOptions, port: u16, settings: &[(&str, &str)]) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_leasehold"));
-        command.arg("serve").env("DATABASE_URL", database.to_url_lossy().as_str());
+        command
+            .arg("serve")
+            .env("DATABASE_URL", database.to_url_lossy().as_str());
         Self::start(command, port, settings)
     }
 
@@ -44,7 +46,8 @@ impl Server {
     }
 
     fn start(mut command: Command, port: u16, settings: &[(&str, &str)]) -> Self {
-        let dir = scratch_dir(&format!("serve-{}", uuid::Uuid::new_v4().simple())).expect("a folder");
+        let dir =
+            scratch_dir(&format!("serve-{}", uuid::Uuid::new_v4().simple())).expect("a folder");
         let log = dir.join("log");
         let out = File::create(&log).expect("a log");
         command
@@ -78,7 +81,10 @@ impl Server {
         let child = &mut self.child;
         eventually("the server is ready", 60, async || {
             if let Ok(Some(status)) = child.try_wait() {
-                panic!("the server ended: {status}\n{}", std::fs::read_to_string(&log).unwrap_or_default());
+                panic!(
+                    "the server ended: {status}\n{}",
+                    std::fs::read_to_string(&log).unwrap_or_default()
+                );
             }
             let answer = reqwest::get(&url).await.ok()?;
             answer.status().is_success().then_some(())
@@ -119,7 +125,8 @@ impl Server {
 
     /// Resident memory in KiB.
     pub fn memory(&self) -> u64 {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).expect("its status");
+        let status =
+            std::fs::read_to_string(format!("/proc/{}/status", self.pid())).expect("its status");
         status
             .lines()
             .find_map(|line| line.strip_prefix("VmRSS:"))

@@ -21,7 +21,11 @@ async fn register(client: &Client, worker: &str, queues: &[&str]) {
 
 async fn poll_all(client: &Client, worker: &str, queues: &[&str]) -> Value {
     let body = json!({"worker_id": worker, "task_queues": queues, "poll_timeout_seconds": 5});
-    client.post("/worker/workflow-tasks/poll", body).await.expect(200)["task"].take()
+    client
+        .post("/worker/workflow-tasks/poll", body)
+        .await
+        .expect(200)["task"]
+        .take()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -32,13 +36,21 @@ async fn a_poll_finds_what_waits_on_any_of_its_queues_at_once() {
     register(client, "w", &queues).await;
     for round in 0..5 {
         for queue in queues {
-            client.start(&format!("{queue}-{round}"), "greet", queue).await;
+            client
+                .start(&format!("{queue}-{round}"), "greet", queue)
+                .await;
             let began = Instant::now();
             let task = poll_all(client, "w", &queues).await;
             let took = began.elapsed();
             assert_eq!(task["task_queue"], queue);
-            assert!(took < Duration::from_millis(1_000), "queue {queue}: {took:?}");
-            client.complete(&task, json!([{"type": "complete_workflow"}])).await.expect(200);
+            assert!(
+                took < Duration::from_millis(1_000),
+                "queue {queue}: {took:?}"
+            );
+            client
+                .complete(&task, json!([{"type": "complete_workflow"}]))
+                .await
+                .expect(200);
         }
     }
     server.stop().await;
@@ -54,7 +66,10 @@ async fn a_poll_that_a_claim_left_empty_handed_ends_when_its_worker_is_replaced(
     client.start("wf", "greet", "q").await;
     let mut holder = server.db.connect().await;
     sqlx::query("begin").execute(&mut holder).await.unwrap();
-    sqlx::query("lock table tasks in access exclusive mode").execute(&mut holder).await.unwrap();
+    sqlx::query("lock table tasks in access exclusive mode")
+        .execute(&mut holder)
+        .await
+        .unwrap();
     let waiting = raw::poll(&server.url, "workflow", "w", &["q"], 30).await;
     let mut watcher = server.db.connect().await;
     eventually("the claim is under way", 5, async || {

@@ -42,7 +42,10 @@ pub async fn ask_all_but_the_end(url: &str, path: &str, body: &Value) -> Asked {
         body.len()
     );
     let all_but_the_end = &request.as_bytes()[..request.len() - 1];
-    stream.write_all(all_but_the_end).await.expect("the request is sent");
+    stream
+        .write_all(all_but_the_end)
+        .await
+        .expect("the request is sent");
     Asked { stream }
 }
 
@@ -55,7 +58,10 @@ pub async fn poll(url: &str, kind: &str, worker: &str, queues: &[&str], seconds:
 impl Asked {
     /// Sends the end of a JSON object.
     pub async fn end(&mut self) {
-        self.stream.write_all(b"}").await.expect("the request is sent");
+        self.stream
+            .write_all(b"}")
+            .await
+            .expect("the request is sent");
     }
 
     /// Goes away without reading.
@@ -101,7 +107,9 @@ async fn read(stream: &mut TcpStream) -> Result<(u16, Value), String> {
 
 /// The answer, once all of it is there.
 fn parse(received: &[u8]) -> Option<(u16, Value)> {
-    let end = received.windows(4).position(|window| window == b"\r\n\r\n")?;
+    let end = received
+        .windows(4)
+        .position(|window| window == b"\r\n\r\n")?;
     let head = std::str::from_utf8(&received[..end]).ok()?;
     let status = head.split(' ').nth(1)?.parse().ok()?;
     let length: usize = head

@@ -33,7 +33,10 @@ async fn two_hundred_parked_polls_are_answered_before_the_process_ends() {
     for signal in [Signal::TERM, Signal::INT] {
         let db = TestDb::new().await;
         let mut server = serving(&db).await;
-        server.client.register("w", "q", &["greet"], &["hello"]).await;
+        server
+            .client
+            .register("w", "q", &["greet"], &["hello"])
+            .await;
         let mut waiting = Vec::new();
         for n in 0..POLLS {
             let kind = if n % 2 == 0 { "workflow" } else { "activity" };
@@ -49,7 +52,10 @@ async fn two_hundred_parked_polls_are_answered_before_the_process_ends() {
             assert_eq!(body["poll_status"], "timeout");
         }
         let status = server.ended(SOON).await;
-        println!("{signal:?} with {POLLS} parked polls: ended after {:.2} s", began.elapsed().as_secs_f64());
+        println!(
+            "{signal:?} with {POLLS} parked polls: ended after {:.2} s",
+            began.elapsed().as_secs_f64()
+        );
         assert!(status.success(), "{status}");
         assert!(began.elapsed() < SOON);
         db.drop().await;
@@ -57,7 +63,10 @@ async fn two_hundred_parked_polls_are_answered_before_the_process_ends() {
 }
 
 async fn hold_header(connection: &mut PgConnection, run: &str) {
-    sqlx::query("begin").execute(&mut *connection).await.unwrap();
+    sqlx::query("begin")
+        .execute(&mut *connection)
+        .await
+        .unwrap();
     sqlx::query("select 1 from workflow_runs where run_id = $1 for update")
         .bind(run)
         .execute(connection)
@@ -79,14 +88,21 @@ async fn until_commit_waits(watcher: &mut PgConnection) {
 }
 
 /// A server with a completion that waits in the middle of its commit for `holder` to let go.
-async fn stuck(db: &TestDb, holder: &mut PgConnection, watcher: &mut PgConnection) -> (Server, raw::Asked, String) {
+async fn stuck(
+    db: &TestDb,
+    holder: &mut PgConnection,
+    watcher: &mut PgConnection,
+) -> (Server, raw::Asked, String) {
     let server = serving(db).await;
     let client = &server.client;
     client.register("w", "q", &["greet"], &[]).await;
     let run = client.start("wf", "greet", "q").await;
     let task = client.poll("workflow", "w", "q", 5).await;
     hold_header(holder, &run).await;
-    let path = format!("/worker/workflow-tasks/{}/complete", task["task_id"].as_str().unwrap());
+    let path = format!(
+        "/worker/workflow-tasks/{}/complete",
+        task["task_id"].as_str().unwrap()
+    );
     let body = json!({
         "lease_owner": "w",
         "workflow_task_attempt": 1,
@@ -117,7 +133,10 @@ async fn a_completion_that_runs_is_finished_before_the_process_ends() {
     assert_eq!(status, 200, "{body:#}");
     assert_eq!(body["recorded"], true);
     let ended = server.ended(SOON).await;
-    println!("SIGTERM with a running completion: ended after {:.2} s", began.elapsed().as_secs_f64());
+    println!(
+        "SIGTERM with a running completion: ended after {:.2} s",
+        began.elapsed().as_secs_f64()
+    );
     assert!(ended.success(), "{ended}");
     let closed: String = sqlx::query_scalar("select closed_reason from workflow_runs")
         .fetch_one(&mut watcher)
@@ -137,7 +156,10 @@ async fn a_stopping_server_takes_no_new_connections() {
     server.signal(Signal::TERM);
     let address = server.url.strip_prefix("http://").unwrap().to_owned();
     eventually("connections are refused", 2, async || {
-        tokio::net::TcpStream::connect(&address).await.is_err().then_some(())
+        tokio::net::TcpStream::connect(&address)
+            .await
+            .is_err()
+            .then_some(())
     })
     .await;
     sqlx::query("rollback").execute(&mut holder).await.unwrap();
@@ -160,14 +182,27 @@ async fn a_second_signal_ends_the_process_at_once_and_leaves_the_history_whole()
     let began = Instant::now();
     server.signal(Signal::TERM);
     let ended = server.ended(Duration::from_secs(1)).await;
-    println!("a second signal: ended after {:.2} s", began.elapsed().as_secs_f64());
+    println!(
+        "a second signal: ended after {:.2} s",
+        began.elapsed().as_secs_f64()
+    );
     assert!(!ended.success(), "cut short is not in order: {ended}");
-    assert!(completing.answer(SOON).await.is_err(), "nothing was promised");
+    assert!(
+        completing.answer(SOON).await.is_err(),
+        "nothing was promised"
+    );
     sqlx::query("rollback").execute(&mut holder).await.unwrap();
     // The next process finds the run and its lease as they are.
     let mut next = serving(&db).await;
-    let shown = next.client.get(&format!("/workflows/wf/runs/{run}")).await.expect(200);
-    assert!(["pending", "completed"].contains(&shown["status"].as_str().unwrap()), "{shown:#}");
+    let shown = next
+        .client
+        .get(&format!("/workflows/wf/runs/{run}"))
+        .await
+        .expect(200);
+    assert!(
+        ["pending", "completed"].contains(&shown["status"].as_str().unwrap()),
+        "{shown:#}"
+    );
     next.signal(Signal::TERM);
     assert!(next.ended(SOON).await.success());
     drop((holder, watcher));
@@ -190,7 +225,10 @@ async fn dev_stops_its_database_with_itself() {
             server.client.get("/workflows/kept").await.expect(200);
         }
         let waiting = if round == 0 {
-            server.client.register("w", "elsewhere", &["greet"], &[]).await;
+            server
+                .client
+                .register("w", "elsewhere", &["greet"], &[])
+                .await;
             let waiting = raw::poll(&server.url, "workflow", "w", &["elsewhere"], 60).await;
             until_parked(&server, 1).await;
             Some(waiting)
@@ -202,7 +240,11 @@ async fn dev_stops_its_database_with_itself() {
             assert_eq!(waiting.answer(SOON).await.unwrap().0, 200);
         }
         let status = server.ended(SOON).await;
-        assert!(status.success(), "{status}\n{}", std::fs::read_to_string(&server.log).unwrap());
+        assert!(
+            status.success(),
+            "{status}\n{}",
+            std::fs::read_to_string(&server.log).unwrap()
+        );
         assert!(!running(), "the database still runs");
     }
 }

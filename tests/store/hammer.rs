@@ -646,6 +646,7 @@ async fn take_away(shared: Arc<Shared>, pool: sqlx::PgPool, near: usize, mut dic
                 owner: WorkerId::from(lease.owner),
                 attempt: lease.attempt,
                 delay_ms: 0,
+                granted_by: None,
             })
             .collect();
         let places = match lease::give_back(&pool, Which::Named, &lost).await {

@@ -31,6 +31,7 @@ fn lost(task: TaskId, owner: &str, attempt: u32, delay_ms: u64) -> Lost {
         owner: WorkerId::from(owner),
         attempt,
         delay_ms,
+        granted_by: None,
     }
 }
 
@@ -83,6 +84,7 @@ async fn only_the_holder_of_a_live_lease_renews_it() {
 async fn a_lease_is_given_back_as_it_was_named_or_only_once_it_has_run_out() {
     let bench = Bench::new().await;
     let mut door = bench.door().await;
+    let at = now();
     let mut tasks = Vec::new();
     for n in 0..4 {
         tasks.push(task_of(
@@ -120,14 +122,34 @@ async fn a_lease_is_given_back_as_it_was_named_or_only_once_it_has_run_out() {
         (None, 1),
         "hand-outs go on counting"
     );
-    let delayed = [lost(tasks[2], "w", 1, 5_000)];
+    // The hand-out that is meant was made before this one, which only looks the same.
+    let earlier = Lost {
+        granted_by: Some(at),
+        ..lost(tasks[2], "w", 1, 0)
+    };
+    let this = Lost {
+        granted_by: Some(now()),
+        ..earlier.clone()
+    };
+    let hot = &bench.store.hot;
+    assert!(
+        lease::give_back(hot, Which::Named, &[earlier])
+            .await
+            .unwrap()
+            .is_empty()
+    );
+    assert_eq!(
+        lease::give_back(hot, Which::Named, &[this]).await.unwrap(),
+        [0]
+    );
+    let delayed = [lost(tasks[3], "w", 1, 5_000)];
     assert_eq!(
         lease::give_back(&bench.store.hot, Which::Named, &delayed)
             .await
             .unwrap(),
         [0]
     );
-    let later = lease::read(&bench.store.reads, tasks[2])
+    let later = lease::read(&bench.store.reads, tasks[3])
         .await
         .unwrap()
         .unwrap();

@@ -248,6 +248,7 @@ async fn give_back(store: &Store, task: TaskId, owner: &str, attempt: u32) {
         owner: WorkerId::from(owner),
         attempt,
         delay_ms: 0,
+        granted_by: None,
     };
     assert_eq!(
         lease::give_back(&store.hot, Which::Named, &[lost])

@@ -138,6 +138,7 @@ async fn give_all_back(store: &Store, claimed: &[Claimed], pollers: &[Poller]) {
             owner: pollers[claimed.poller].owner.clone(),
             attempt: claimed.attempt,
             delay_ms: 0,
+            granted_by: None,
         })
         .collect();
     let places = lease::give_back(&store.hot, Which::Named, &lost)

@@ -292,7 +292,11 @@ mod tests {
             }
             assert_eq!(ended, polls == 3);
             drop(carrier);
-            assert_eq!(given_back.try_recv().is_ok(), polls < 3, "after {polls} polls");
+            assert_eq!(
+                given_back.try_recv().is_ok(),
+                polls < 3,
+                "after {polls} polls"
+            );
         }
     }
 }
