@@ -8,13 +8,22 @@
     reason = "a test stops at the first thing that is not as it should be"
 )]
 
-#[allow(dead_code, reason = "shared with the tests of failures, which use more of it")]
+#[allow(
+    dead_code,
+    reason = "shared with the tests of failures, which use more of it"
+)]
 #[path = "../faults/load.rs"]
 mod load;
-#[allow(dead_code, reason = "shared with the tests of failures, which use more of it")]
+#[allow(
+    dead_code,
+    reason = "shared with the tests of failures, which use more of it"
+)]
 #[path = "../faults/process.rs"]
 mod process;
-#[allow(dead_code, reason = "shared with the tests over HTTP, which use more of it")]
+#[allow(
+    dead_code,
+    reason = "shared with the tests over HTTP, which use more of it"
+)]
 #[path = "../it/support.rs"]
 mod support;
 
@@ -41,10 +50,15 @@ const TO_THE_END: Duration = Duration::from_secs(90);
 /// The server lives this long, in milliseconds, before it is killed.
 const LIFE_MS: std::ops::Range<u64> = 200..2_500;
 /// A lease that a kill leaves behind is kept for a moment only.
-const SETTINGS: [(&str, &str); 2] = [("DW_WORKFLOW_TASK_TIMEOUT", "2"), ("DW_ACTIVITY_TASK_TIMEOUT", "2")];
+const SETTINGS: [(&str, &str); 2] = [
+    ("DW_WORKFLOW_TASK_TIMEOUT", "2"),
+    ("DW_ACTIVITY_TASK_TIMEOUT", "2"),
+];
 
 fn kills() -> u32 {
-    std::env::var("LEASEHOLD_KILLS").map_or(20, |kills| kills.parse().expect("LEASEHOLD_KILLS is a number"))
+    std::env::var("LEASEHOLD_KILLS").map_or(20, |kills| {
+        kills.parse().expect("LEASEHOLD_KILLS is a number")
+    })
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -70,7 +84,8 @@ async fn a_server_that_is_killed_again_and_again_loses_and_doubles_nothing() {
     for kill in 0..kills {
         let before = load.acknowledged();
         // Now and then as soon as it serves, now and then in full swing.
-        let life = LIFE_MS.start + uuid::Uuid::new_v4().as_u64_pair().0 % (LIFE_MS.end - LIFE_MS.start);
+        let life =
+            LIFE_MS.start + uuid::Uuid::new_v4().as_u64_pair().0 % (LIFE_MS.end - LIFE_MS.start);
         tokio::time::sleep(Duration::from_millis(life)).await;
         server.kill();
         let began = Instant::now();
@@ -79,7 +94,10 @@ async fn a_server_that_is_killed_again_and_again_loses_and_doubles_nothing() {
         down += began.elapsed();
         if kill % 5 == 4 {
             // It gets somewhere between the kills.
-            eventually("starts are acknowledged", 30, async || (load.acknowledged() > before).then_some(())).await;
+            eventually("starts are acknowledged", 30, async || {
+                (load.acknowledged() > before).then_some(())
+            })
+            .await;
         }
     }
     let found = load.settle(TO_THE_END).await;
@@ -124,5 +142,8 @@ async fn a_server_that_is_killed_again_and_again_loses_and_doubles_nothing() {
     drop(connection);
     server.signal(Signal::TERM);
     assert!(server.ended(Duration::from_secs(10)).await.success());
-    tokio::task::spawn_blocking(move || cluster.stop()).await.unwrap().unwrap();
+    tokio::task::spawn_blocking(move || cluster.stop())
+        .await
+        .unwrap()
+        .unwrap();
 }
