@@ -280,7 +280,7 @@ async fn an_empty_database_that_was_never_analysed_is_read_by_key() {
     let bench = Bench::new().await;
     let mut admin = bench.db.connect().await;
     no_background_work(&mut admin).await;
-    let costs = run_everything(&bench).await;
+    let costs = Box::pin(run_everything(&bench)).await;
     println!("plans, empty: {costs:?}");
     assert_no_scans(&costs);
     let analysed = number(
@@ -316,7 +316,7 @@ async fn fifty_thousand_dead_tasks_are_not_waded_through() {
     )
     .await;
     execute(&mut admin, "delete from timers").await;
-    let costs = run_everything(&bench).await;
+    let costs = Box::pin(run_everything(&bench)).await;
     println!("plans, {DEAD} dead tasks: {costs:?}");
     assert_no_scans(&costs);
     let again = costs
