@@ -1,12 +1,12 @@
 //! The door: the one statement that writes runs and tasks, for a whole batch of decisions at once.
 
 use std::sync::LazyLock;
-use std::time::Duration;
 
 use chrono::{DateTime, Utc};
-use sqlx::{Connection, PgConnection, Row};
+use sqlx::{PgConnection, Row};
 
 use super::item::{HeaderRow, Item};
+use super::pool;
 use crate::domain::time::Timestamp;
 
 /// Items in one statement.
@@ -344,19 +344,13 @@ fn failed(error: &sqlx::Error, item: &Item) -> Outcome {
     Outcome::Failed
 }
 
-/// How long an answer is waited for: longer than the statement may run, so that only a connection
-/// that has gone silent meets it.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
-
 async fn write(
     connection: &mut PgConnection,
     statement: &'static str,
     items: &[&Item],
 ) -> sqlx::Result<Vec<Outcome>> {
     let query = Columns::of(items).bind(statement);
-    let row = tokio::time::timeout(ANSWER_TIMEOUT, query.fetch_one(connection))
-        .await
-        .map_err(|_| sqlx::Error::Io(std::io::ErrorKind::TimedOut.into()))??;
+    let row = pool::bounded(query.fetch_one(connection)).await?;
     let accepted: Vec<bool> = row.try_get(0)?;
     let now: DateTime<Utc> = row.try_get(1)?;
     Ok(accepted
@@ -373,7 +367,7 @@ async fn write(
 
 /// Why a statement failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Trouble {
+pub(super) enum Trouble {
     /// The connection is gone, so that nobody knows what became of the statement.
     Connection,
     /// It may succeed at another time.
@@ -383,7 +377,7 @@ enum Trouble {
 }
 
 impl Trouble {
-    fn of(error: &sqlx::Error) -> Self {
+    pub fn of(error: &sqlx::Error) -> Self {
         let sqlx::Error::Database(database) = error else {
             return Self::Connection;
         };
@@ -415,9 +409,6 @@ pub const PINNED: &[(&str, &str)] = &[
     ("default_transaction_isolation", "read committed"),
 ];
 
-/// How long the database may take to open a connection.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-
 /// Opens a connection for the door.
 ///
 /// # Errors
@@ -427,9 +418,7 @@ pub async fn connect(options: &sqlx::postgres::PgConnectOptions) -> sqlx::Result
         .clone()
         .application_name("leasehold commit")
         .options(PINNED.iter().copied());
-    tokio::time::timeout(CONNECT_TIMEOUT, PgConnection::connect_with(&options))
-        .await
-        .map_err(|_| sqlx::Error::Io(std::io::ErrorKind::TimedOut.into()))?
+    pool::connect(&options).await
 }
 
 #[cfg(test)]

@@ -314,6 +314,89 @@ async fn a_task_whose_opening_commit_nobody_heard_of_does_not_wait_for_its_lease
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn connections_that_fall_silent_are_given_up_and_everything_goes_on() {
+    let db = TestDb::new().await;
+    let proxy = Proxy::start(&db.options, "fallen-silent");
+    let mut settings = settings();
+    settings.leases.workflow_task_seconds = 1;
+    let node = Node::start(settings, proxy.options.clone()).await.unwrap();
+    let url = format!("http://{}", node.address());
+    let client = Client::new(&url, "1.13");
+    client.register("w", "q", &["greet"], &["hello"]).await;
+    client.start("before", "greet", "q").await;
+    let task = client.poll("workflow", "w", "q", 5).await;
+    let commands = json!([
+        {"type": "schedule_activity", "activity_type": "hello"},
+        {"type": "start_timer", "delay_seconds": 3},
+    ]);
+    client.complete(&task, commands).await.expect(200);
+    let activity = client.poll("activity", "w", "q", 5).await;
+    proxy.fall_silent();
+    // Everything that there is a connection for, and what sweeps by itself.
+    let mut asked = tokio::task::JoinSet::new();
+    for n in 0..12 {
+        let (client, activity) = (client.clone(), activity.clone());
+        asked.spawn(async move {
+            let workflow = format!("silent-{n}");
+            match n % 4 {
+                0 => {
+                    let start = json!({"workflow_id": workflow, "workflow_type": "greet", "task_queue": "q"});
+                    client.post("/workflows", start).await.status
+                }
+                1 => client.report(&activity, "heartbeat", json!({})).await.status,
+                2 => client.get("/workflows/nobody").await.status,
+                _ => {
+                    let poll = json!({"worker_id": "w", "task_queue": "q", "timeout_seconds": 2});
+                    client.post("/worker/workflow-tasks/poll", poll).await.status
+                }
+            }
+        });
+    }
+    // So long does the silence last.
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    proxy.pass();
+    let began = Instant::now();
+    while let Some(status) = asked.join_next().await {
+        let status = status.unwrap().as_u16();
+        assert!([200, 201, 404, 503].contains(&status), "{status}");
+    }
+    assert!(
+        began.elapsed() < Duration::from_secs(30),
+        "{:?}",
+        began.elapsed()
+    );
+    println!(
+        "silence: everybody was answered {:.1} s after it ended",
+        began.elapsed().as_secs_f64()
+    );
+    // The timer fired, a lease that nobody reports on runs out, heartbeats are taken.
+    let task = eventually("the timer wakes the workflow", 40, async || {
+        let task = client.poll("workflow", "w", "q", 2).await;
+        (task["workflow_id"] == "before").then_some(task)
+    })
+    .await;
+    eventually(
+        "the lease runs out and the task comes back",
+        20,
+        async || {
+            let again = client.poll("workflow", "w", "q", 2).await;
+            (again["task_id"] == task["task_id"]).then_some(())
+        },
+    )
+    .await;
+    client
+        .report(&activity, "heartbeat", json!({}))
+        .await
+        .expect(200);
+    println!(
+        "silence: everything went on {:.1} s after it ended",
+        began.elapsed().as_secs_f64()
+    );
+    node.stop().await;
+    db.drop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_server_stops_in_order_while_its_database_is_away() {
     let mut database = Database::start("stop-in-outage").await;
     let mut settings = settings();

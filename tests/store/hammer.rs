@@ -550,7 +550,7 @@ fn accept(shared: &Shared, decision: Decision, mut entry: Entry) {
     world.log.push(entry);
 }
 
-async fn hand_out_backlog(shared: Arc<Shared>, pool: sqlx::PgPool) {
+async fn hand_out_backlog(shared: Arc<Shared>, pool: leasehold::store::pool::PgPool) {
     let pollers: Vec<Poller> = (0..8)
         .map(|n| Poller {
             owner: WorkerId::from(format!("c{n}")),
@@ -617,7 +617,12 @@ fn some_leases(shared: &Shared, dice: &mut Dice, near: usize, most: usize) -> Ve
     picked
 }
 
-async fn renew(shared: Arc<Shared>, pool: sqlx::PgPool, near: usize, mut dice: Dice) {
+async fn renew(
+    shared: Arc<Shared>,
+    pool: leasehold::store::pool::PgPool,
+    near: usize,
+    mut dice: Dice,
+) {
     while !shared.is_over() {
         let renewals: Vec<Renewal> = some_leases(&shared, &mut dice, near, 24)
             .into_iter()
@@ -637,7 +642,12 @@ async fn renew(shared: Arc<Shared>, pool: sqlx::PgPool, near: usize, mut dice: D
     }
 }
 
-async fn take_away(shared: Arc<Shared>, pool: sqlx::PgPool, near: usize, mut dice: Dice) {
+async fn take_away(
+    shared: Arc<Shared>,
+    pool: leasehold::store::pool::PgPool,
+    near: usize,
+    mut dice: Dice,
+) {
     while !shared.is_over() {
         let lost: Vec<Lost> = some_leases(&shared, &mut dice, near, 6)
             .into_iter()
@@ -829,5 +839,8 @@ async fn four_connections_that_crowd_on_few_runs_leave_nothing_unexplained() {
         near: 16,
     };
     let tally = hammer_the_door("few runs", force).await;
-    assert!(tally.accepted > 200 && tally.refused > 1_000 && tally.runs > 50, "{tally:?}");
+    assert!(
+        tally.accepted > 200 && tally.refused > 1_000 && tally.runs > 50,
+        "{tally:?}"
+    );
 }

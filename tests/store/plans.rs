@@ -6,8 +6,9 @@ use leasehold::domain::routing::{Poller, Profile, TaskKind};
 use leasehold::domain::run::RunState;
 use leasehold::store::commit::{self, PINNED};
 use leasehold::store::lease::{self, Lost, Renewal, Which};
+use leasehold::store::pool::PgPool;
 use leasehold::store::{PoolSizes, Store, claim, history, load, receipts, timers};
-use sqlx::{AssertSqlSafe, PgConnection, PgPool};
+use sqlx::{AssertSqlSafe, PgConnection};
 
 use crate::kit::*;
 
@@ -95,6 +96,7 @@ async fn run_everything(bench: &Bench) -> Vec<(&'static str, Cost)> {
     let commit = async |items: &[leasehold::store::item::Item]| {
         let mut connection = door.acquire().await.unwrap();
         assert_committed(commit::commit(&mut connection, items).await[0]);
+        connection.whole();
     };
     costs.push(("door: start", meter.cost(&door, commit(&items)).await.1));
     let claim_one = async |kind, name: &str| {
