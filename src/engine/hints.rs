@@ -20,7 +20,7 @@ const LINE: char = '\u{1e}';
 pub enum Hint {
     /// A queue has ready tasks.
     Ready(QueueKey),
-    /// A worker's registration was written or removed; those before this epoch are over.
+    /// A worker's registration was written, with this epoch; removed, with the largest one.
     Worker(WorkerKey, u64),
 }
 
@@ -65,7 +65,7 @@ impl Hints {
         ));
     }
 
-    /// A worker's registration was written or removed; those before `epoch` are over.
+    /// A worker's registration was written, with this epoch; removed, with the largest one.
     pub fn worker(&self, key: &WorkerKey, epoch: u64) {
         self.add(format!(
             "w{FIELD}{}{FIELD}{}{FIELD}{epoch}",
@@ -145,11 +145,11 @@ mod tests {
         };
         sender.ready(&queue);
         sender.ready(&queue);
-        sender.worker(&worker, 3);
+        sender.worker(&worker, 7);
         let text = sender.take().unwrap_or_default();
         assert_eq!(
             receiver.read(&text),
-            [Hint::Ready(queue), Hint::Worker(worker, 3)]
+            [Hint::Ready(queue), Hint::Worker(worker, 7)]
         );
         assert_eq!(sender.read(&text), []);
         assert_eq!(sender.take(), None);

@@ -20,9 +20,6 @@ const GIVE_BACK_BATCH: i64 = 500;
 /// A poll notes that its worker is alive when it was last heard of this long ago.
 const POLL_IS_LIFE_AFTER_MS: u64 = 15_000;
 
-/// Later than the epoch of any registration: none is left.
-const NO_EPOCH: u64 = u64::MAX;
-
 /// Why a worker could not be registered.
 #[derive(Clone, Debug)]
 pub enum RegisterError {
@@ -141,8 +138,8 @@ impl Engine {
             };
             let existed = workers::remove(&core.store.reads, &key.namespace, &key.worker).await?;
             core.known.forget(&key);
-            core.hints.worker(&key, NO_EPOCH);
-            core.registry.end_worker(&key, NO_EPOCH, Ended::Superseded);
+            core.hints.worker(&key, u64::MAX);
+            core.registry.end_worker(&key, u64::MAX, Ended::Superseded);
             if !existed {
                 return Ok(None);
             }

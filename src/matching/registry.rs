@@ -66,8 +66,8 @@ type Word = Result<Grant, Ended>;
 enum Slot {
     /// Nobody has spoken for it.
     Waiting(oneshot::Sender<Word>),
-    /// A commit or claim that may give it a task is under way. It ends for this reason if nothing
-    /// comes of that.
+    /// A commit or claim that may give it a task is under way. It is to end after that, if a reason is
+    /// there.
     Reserved(oneshot::Sender<Word>, Option<Ended>),
     /// It has its answer, or is gone.
     Over,
@@ -77,7 +77,7 @@ enum Slot {
 struct Parked {
     ticket: u64,
     worker: WorkerKey,
-    /// The registration that it relies on.
+    /// Of the registration that the poll was admitted with.
     epoch: u64,
     poller: Poller,
     profile: Profile,
@@ -112,7 +112,11 @@ impl Parked {
             Slot::Waiting(word) => {
                 let _ = word.send(Err(why));
             }
-            Slot::Reserved(word, _) => *slot = Slot::Reserved(word, Some(why)),
+            Slot::Reserved(word, before) => {
+                // A stopping server still hands out what it has promised.
+                let why = Some(why).filter(|why| *why != Ended::Shutdown);
+                *slot = Slot::Reserved(word, why.or(before));
+            }
             Slot::Over => {}
         }
     }
@@ -202,18 +206,15 @@ impl Reserved {
         &self.parked.poller
     }
 
-    /// Gives it the task. When nobody waits any more, or its worker may take no more tasks, the grant
-    /// is dropped, which gives it back.
+    /// Gives it the task. When nobody waits any more, or the poll is to end, the grant is dropped,
+    /// which gives it back.
     pub fn give(self, grant: Grant) {
         let mut slot = self.parked.slot();
-        let (word, said) = match std::mem::replace(&mut *slot, Slot::Over) {
-            Slot::Reserved(word, Some(why @ (Ended::Draining | Ended::Superseded))) => {
-                (word, Err(why))
-            }
-            Slot::Reserved(word, _) | Slot::Waiting(word) => (word, Ok(grant)),
+        let _ = match std::mem::replace(&mut *slot, Slot::Over) {
+            Slot::Reserved(word, None) | Slot::Waiting(word) => word.send(Ok(grant)),
+            Slot::Reserved(word, Some(why)) => word.send(Err(why)),
             Slot::Over => return,
         };
-        let _ = word.send(said);
     }
 }
 
@@ -532,19 +533,15 @@ impl Registry {
         wanted
     }
 
-    /// Ends the parked polls of one worker that rely on a registration before `epoch`. Word of a
-    /// registration may arrive after the first poll that relies on it.
+    /// Ends the parked polls of one worker that were admitted before its registration of this epoch.
     pub fn end_worker(&self, worker: &WorkerKey, epoch: u64, why: Ended) {
         let polls: Vec<_> = self
             .inner()
             .workers
             .get(worker)
             .map(|polls| {
-                polls
-                    .values()
-                    .filter(|parked| parked.epoch < epoch)
-                    .cloned()
-                    .collect()
+                let older = polls.values().filter(|parked| parked.epoch < epoch);
+                older.cloned().collect()
             })
             .unwrap_or_default();
         for parked in polls {

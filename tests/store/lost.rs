@@ -234,6 +234,6 @@ async fn kills_at_any_moment_lose_and_double_nothing() {
     println!(
         "door: {killed} connections killed, {unknown} outcomes unknown, {absent} of them not written"
     );
-    assert!(unknown > 0, "no kill met a statement");
+    assert!(unknown > 0, "no kill met a connection in use");
     bench.end().await;
 }
