@@ -15,9 +15,8 @@ const POLLS: usize = 2_000;
 const WORKERS: usize = 20;
 const IDLE: Duration = Duration::from_secs(10);
 /// Statements in that time, with one queue looked at again every two seconds or so, two looks at the
-/// timers and one at the leases every second, one at absent workers every two; twice as many, because
-/// a connection that was idle is tried before it is used.
-const MOST_STATEMENTS: i64 = 100;
+/// timers and one at the leases every second, one at absent workers every two: forty, and some room.
+const MOST_STATEMENTS: i64 = 60;
 /// How soon a task must reach one of the polls.
 const AT_ONCE: Duration = Duration::from_millis(250);
 
@@ -70,6 +69,8 @@ async fn two_thousand_idle_polls_cost_little_and_hear_at_once() {
     .await;
     let after = server.memory();
     let mut connection = db.connect().await;
+    // Idle sessions report their counts ten seconds late at most.
+    tokio::time::sleep(Duration::from_millis(10_500)).await;
     let begin = transactions(&mut connection).await;
     // The time is what is measured.
     tokio::time::sleep(IDLE).await;
