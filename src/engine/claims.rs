@@ -54,10 +54,7 @@ async fn run(core: &Arc<Core>, key: &QueueKey) {
             }
             Err(error) => {
                 tracing::warn!(error = %error, queue = %key.queue, "claim failed");
-                for poll in polls {
-                    core.registry.put_back(poll);
-                }
-                core.registry.stop_claiming(key, &profile);
+                core.registry.stop_claiming(key, &profile, polls);
                 return;
             }
         }
@@ -76,7 +73,14 @@ fn give(core: &Core, key: &QueueKey, polls: Vec<Reserved>, claimed: Vec<Claimed>
         }
     }
     for poll in polls.into_iter().flatten() {
-        core.registry.put_back(poll);
+        put_back(core, poll);
+    }
+}
+
+/// Lets a poll wait on that got nothing, and looks at its queues if that is called for.
+pub(super) fn put_back(core: &Core, poll: Reserved) {
+    for key in core.registry.put_back(poll) {
+        start(core, key);
     }
 }
 

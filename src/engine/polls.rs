@@ -114,7 +114,8 @@ impl Engine {
         if request.wait.is_zero() {
             return self.look_once(&keys, profile, poller).await;
         }
-        self.wait(&request, keys, profile, poller).await
+        self.wait(&request, worker.epoch, keys, profile, poller)
+            .await
     }
 
     /// The checks that every poll begins with, in the order of the contract.
@@ -198,6 +199,7 @@ impl Engine {
     async fn wait(
         &self,
         request: &PollRequest,
+        epoch: u64,
         keys: Vec<QueueKey>,
         profile: Profile,
         poller: Poller,
@@ -210,7 +212,9 @@ impl Engine {
             namespace: request.namespace.clone(),
             worker: request.worker_id.clone(),
         };
-        let parked = core.registry.park(keys.clone(), worker, profile, poller);
+        let parked = core
+            .registry
+            .park(keys.clone(), worker, epoch, profile, poller);
         let Some(mut waiting) = parked else {
             return Ok(Polled::Shutdown);
         };

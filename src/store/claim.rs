@@ -1,6 +1,7 @@
 //! Claims: ready tasks of one queue given to waiting polls, as many at once as wait.
 
-use sqlx::{FromRow, PgPool};
+use super::pool::PgPool;
+use sqlx::FromRow;
 
 use super::{run_id, unsigned, unsigned32};
 use crate::domain::ids::{Namespace, TaskId, TaskQueue};
