@@ -8,5 +8,8 @@
     reason = "a test stops at the first thing that is not as it should be"
 )]
 
+mod checks;
+mod envelope;
 mod life;
+mod negotiation;
 mod support;

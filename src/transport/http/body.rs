@@ -4,7 +4,9 @@ use actix_web::HttpRequest;
 use actix_web::http::header;
 use actix_web::web::{Bytes, BytesMut, Payload};
 use futures_util::StreamExt;
-use serde::de::{self, DeserializeOwned, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde::de::{
+    self, DeserializeOwned, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor,
+};
 use serde_json::error::Category;
 use sha2::{Digest as _, Sha256};
 
@@ -304,11 +306,24 @@ mod tests {
 
     #[test]
     fn what_could_not_be_shown_again_is_refused_even_where_it_is_not_read() {
-        let nested = |levels| format!(r#"{{"other":{}{}}}"#, "[".repeat(levels), "]".repeat(levels));
+        let nested = |levels| {
+            format!(
+                r#"{{"other":{}{}}}"#,
+                "[".repeat(levels),
+                "]".repeat(levels)
+            )
+        };
         assert_eq!(fields(&nested(MAX_DEPTH - 1)), Ok(vec![]));
         let deep = nested(MAX_DEPTH);
-        for broken in [deep.as_str(), r#"{"other":1e400}"#, r#"{"other":{"\udc00":1}}"#] {
-            assert!(matches!(fields(broken), Err(BadBody::Malformed(_))), "{broken}");
+        for broken in [
+            deep.as_str(),
+            r#"{"other":1e400}"#,
+            r#"{"other":{"\udc00":1}}"#,
+        ] {
+            assert!(
+                matches!(fields(broken), Err(BadBody::Malformed(_))),
+                "{broken}"
+            );
         }
     }
 
