@@ -8,8 +8,10 @@
     reason = "a test stops at the first thing that is not as it should be"
 )]
 
+mod capability_rules;
 mod checks;
 mod envelope;
 mod life;
 mod negotiation;
+mod registration;
 mod support;

@@ -301,7 +301,7 @@ impl Client {
             .http
             .request(method, format!("{}/api{path}", self.url))
             .bearer_auth(TOKEN);
-        if path.starts_with("/worker") {
+        if path == "/worker" || path.starts_with("/worker/") {
             request.header("X-Durable-Workflow-Protocol-Version", &self.version)
         } else {
             request.header("X-Durable-Workflow-Control-Plane-Version", "2")
@@ -348,7 +348,10 @@ impl Client {
             "supported_workflow_types": workflows,
             "supported_activity_types": activities,
         });
-        body["capability_manifest"] = json!({});
+        let entry = json!({"supported": false, "minimum_protocol_version": "1.18"});
+        body["capability_manifest"] = json!({
+            "local_activities": entry, "worker_sessions": entry, "sticky_execution": entry,
+        });
         self.post("/worker/register", body).await.expect(200);
     }
 
