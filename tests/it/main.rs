@@ -12,6 +12,7 @@ mod capability_rules;
 mod checks;
 mod envelope;
 mod life;
+mod lifecycle;
 mod negotiation;
 mod registration;
 mod support;
