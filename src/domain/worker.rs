@@ -121,7 +121,12 @@ pub fn register(
     if let Some(old) = existing.filter(|old| old.status == WorkerStatus::Active) {
         let sent = !description.fingerprints.is_empty();
         let kept = |workflow_type: &String| description.workflow_types.contains(workflow_type);
-        for workflow_type in old.description.fingerprints.keys().filter(|kind| kept(kind)) {
+        for workflow_type in old
+            .description
+            .fingerprints
+            .keys()
+            .filter(|kind| kept(kind))
+        {
             if sent && !description.fingerprints.contains_key(workflow_type) {
                 return Err(Refused::FingerprintMissing {
                     workflow_type: workflow_type.clone(),

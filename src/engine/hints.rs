@@ -20,8 +20,8 @@ const LINE: char = '\u{1e}';
 pub enum Hint {
     /// A queue has ready tasks.
     Ready(QueueKey),
-    /// A worker's registration was written or removed.
-    Worker(WorkerKey),
+    /// A worker's registration was written, with this epoch; removed, with the largest one.
+    Worker(WorkerKey, u64),
 }
 
 /// Hints that wait to be sent.
@@ -65,9 +65,12 @@ impl Hints {
         ));
     }
 
-    /// A worker's registration was written or removed.
-    pub fn worker(&self, key: &WorkerKey) {
-        self.add(format!("w{FIELD}{}{FIELD}{}", key.namespace, key.worker));
+    /// A worker's registration was written, with this epoch; removed, with the largest one.
+    pub fn worker(&self, key: &WorkerKey, epoch: u64) {
+        self.add(format!(
+            "w{FIELD}{}{FIELD}{}{FIELD}{epoch}",
+            key.namespace, key.worker
+        ));
     }
 
     /// Waits until there is something to say.
@@ -112,10 +115,13 @@ fn read_line(line: &str) -> Option<Hint> {
             namespace: Namespace::from(fields.next()?),
             queue: fields.next()?.into(),
         })),
-        "w" => Some(Hint::Worker(WorkerKey {
-            namespace: Namespace::from(fields.next()?),
-            worker: WorkerId::from(fields.next()?),
-        })),
+        "w" => {
+            let key = WorkerKey {
+                namespace: Namespace::from(fields.next()?),
+                worker: WorkerId::from(fields.next()?),
+            };
+            Some(Hint::Worker(key, fields.next()?.parse().ok()?))
+        }
         _ => None,
     }
 }
@@ -139,11 +145,11 @@ mod tests {
         };
         sender.ready(&queue);
         sender.ready(&queue);
-        sender.worker(&worker);
+        sender.worker(&worker, 7);
         let text = sender.take().unwrap_or_default();
         assert_eq!(
             receiver.read(&text),
-            [Hint::Ready(queue), Hint::Worker(worker)]
+            [Hint::Ready(queue), Hint::Worker(worker, 7)]
         );
         assert_eq!(sender.read(&text), []);
         assert_eq!(sender.take(), None);

@@ -165,6 +165,9 @@ impl Engine {
                 .last(holder.task)
                 .filter(|known| known.owner == holder.owner),
         };
+        if known.as_ref().is_some_and(|known| known.kind != kind) {
+            return Err(ReportRefused::TaskNotFound);
+        }
         if let Some(known) = known
             && !(kind == TaskKind::Activity && known.beats)
         {
@@ -365,6 +368,9 @@ impl Engine {
                 TaskKind::Activity => ReportRefused::StaleAttempt,
             });
         };
+        if row.kind != kind {
+            return Ok(ReportRefused::TaskNotFound);
+        }
         if kind == TaskKind::Activity {
             return Ok(match &row.owner {
                 _ if attempt > row.attempt => ReportRefused::AttemptNotFound,

@@ -178,9 +178,11 @@ impl Engine {
                 for hint in self.core.hints.read(text) {
                     match hint {
                         Hint::Ready(key) => claims::ready(&self.core, &key),
-                        Hint::Worker(key) => {
+                        Hint::Worker(key, epoch) => {
                             self.core.known.forget(&key);
-                            self.core.registry.end_worker(&key, Ended::Superseded);
+                            self.core
+                                .registry
+                                .end_worker(&key, epoch, Ended::Superseded);
                         }
                     }
                 }

@@ -109,9 +109,10 @@ impl Engine {
             let worker = Arc::new(worker);
             core.known.keep(&worker);
             let key = key(&worker);
-            core.hints.worker(&key);
+            core.hints.worker(&key, worker.epoch);
             if existing.is_some() {
-                core.registry.end_worker(&key, Ended::Superseded);
+                core.registry
+                    .end_worker(&key, worker.epoch, Ended::Superseded);
                 engine.give_back_all(&key).await?;
             }
             Ok(worker)
@@ -137,8 +138,8 @@ impl Engine {
             };
             let existed = workers::remove(&core.store.reads, &key.namespace, &key.worker).await?;
             core.known.forget(&key);
-            core.hints.worker(&key);
-            core.registry.end_worker(&key, Ended::Superseded);
+            core.hints.worker(&key, u64::MAX);
+            core.registry.end_worker(&key, u64::MAX, Ended::Superseded);
             if !existed {
                 return Ok(None);
             }

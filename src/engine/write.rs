@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use super::claims::poll_name;
 use super::error::Fault;
 use super::runs::Cached;
 use super::{Core, claims};
@@ -114,7 +115,7 @@ fn promise(core: &Core, decision: &mut Decision, now: Timestamp) -> Vec<Promise>
 
 /// Keeps the promises of a commit.
 fn keep(core: &Core, decision: &Decision, promises: Vec<Promise>, at: Timestamp) {
-    for Promise { poll, task, .. } in promises {
+    for Promise { poll, task, key } in promises {
         let write = decision.writes().find(|write| write.next.id == task.run);
         let Some((next, row)) = write.and_then(|write| {
             let (_, row) = write.opened().find(|(no, _)| *no == task.no)?;
@@ -133,7 +134,8 @@ fn keep(core: &Core, decision: &Decision, promises: Vec<Promise>, at: Timestamp)
             start_to_close_at: row.start_to_close_ms.map(|ms| at.plus_millis(ms)),
             heartbeat_due_at: row.heartbeat_ms.map(|ms| at.plus_millis(ms)),
         };
-        core.leases.granted(&lease);
+        let name = poll_name(&key, poll.poller());
+        core.leases.granted(&lease, name);
         metrics::counter!("dw_handoffs_total", "kind" => lease.kind.as_str()).increment(1);
         poll.give(Grant::new(lease, core.releases.clone()));
     }

@@ -55,6 +55,8 @@ pub enum Ended {
     Draining,
     /// The registration that the poll relied on is gone or replaced.
     Superseded,
+    /// The worker has asked again under the same name and no longer listens here.
+    Repeated,
     /// The server stops.
     Shutdown,
 }
@@ -76,6 +78,8 @@ enum Slot {
 struct Parked {
     ticket: u64,
     worker: WorkerKey,
+    /// Of the registration that the poll was admitted with.
+    epoch: u64,
     poller: Poller,
     profile: Profile,
     /// The queues it waits on.
@@ -101,6 +105,14 @@ impl Parked {
                 false
             }
         }
+    }
+
+    /// Whether `later` is the same poll of the same worker once more.
+    fn is_repeated_by(&self, later: &Self) -> bool {
+        let kind = |poll: &Self| poll.keys.first().map(|key| key.kind);
+        self.poller.poll_request_id.is_some()
+            && self.poller.poll_request_id == later.poller.poll_request_id
+            && kind(self) == kind(later)
     }
 
     fn end(&self, why: Ended) {
@@ -328,6 +340,7 @@ impl Registry {
         self: &Arc<Self>,
         keys: Vec<QueueKey>,
         worker: WorkerKey,
+        epoch: u64,
         profile: Profile,
         poller: Poller,
     ) -> Option<Waiting> {
@@ -340,17 +353,21 @@ impl Registry {
         let parked = Arc::new(Parked {
             ticket: inner.next_ticket,
             worker: worker.clone(),
+            epoch,
             poller,
             profile,
             keys,
             slot: Mutex::new(Slot::Waiting(sender)),
         });
         inner.insert(&parked);
-        inner
-            .workers
-            .entry(worker)
-            .or_default()
-            .insert(parked.ticket, Arc::clone(&parked));
+        let others = inner.workers.entry(worker).or_default();
+        for other in others
+            .values()
+            .filter(|other| other.is_repeated_by(&parked))
+        {
+            other.end(Ended::Repeated);
+        }
+        others.insert(parked.ticket, Arc::clone(&parked));
         inner.parked += 1;
         if inner.queues.len() > IDLE_QUEUES_KEPT {
             inner
@@ -505,13 +522,16 @@ impl Registry {
         wanted
     }
 
-    /// Ends the parked polls of one worker.
-    pub fn end_worker(&self, worker: &WorkerKey, why: Ended) {
+    /// Ends the parked polls of one worker that were admitted before its registration of this epoch.
+    pub fn end_worker(&self, worker: &WorkerKey, epoch: u64, why: Ended) {
         let polls: Vec<_> = self
             .inner()
             .workers
             .get(worker)
-            .map(|polls| polls.values().cloned().collect())
+            .map(|polls| {
+                let older = polls.values().filter(|parked| parked.epoch < epoch);
+                older.cloned().collect()
+            })
             .unwrap_or_default();
         for parked in polls {
             parked.end(why);

@@ -12,12 +12,20 @@ fn entry(supported: bool, minimum: &str) -> Value {
 
 /// A manifest that supports none of the portable capabilities.
 fn none() -> Value {
-    json!(PORTABLE.map(|name| (name, entry(false, "1.18"))).into_iter().collect::<std::collections::BTreeMap<_, _>>())
+    json!(
+        PORTABLE
+            .map(|name| (name, entry(false, "1.18")))
+            .into_iter()
+            .collect::<std::collections::BTreeMap<_, _>>()
+    )
 }
 
 async fn register(client: &Client, version: &str, fields: Value) -> Answer {
     let base = json!({"worker_id": "w", "task_queue": "q", "workflow_types": ["flow"]});
-    client.speaking(version).post("/worker/register", merged(base, fields)).await
+    client
+        .speaking(version)
+        .post("/worker/register", merged(base, fields))
+        .await
 }
 
 /// Asserts a refusal by a capability rule, with everything that it tells.
@@ -42,16 +50,24 @@ async fn a_manifest_is_required_from_its_version_on() {
     let server = newest().await;
     let client = &server.client;
     for version in ["1.18", "1.19", "1.20"] {
-        register(client, version, json!({})).await.invalid(&["capability_manifest"]);
+        register(client, version, json!({}))
+            .await
+            .invalid(&["capability_manifest"]);
         let missing = PORTABLE.map(|name| format!("capability_manifest.{name}"));
         let mut missing: Vec<&str> = missing.iter().map(String::as_str).collect();
         missing.sort_unstable();
-        register(client, version, json!({"capability_manifest": {}})).await.invalid(&missing);
-        register(client, version, json!({"capability_manifest": none()})).await.expect(200);
+        register(client, version, json!({"capability_manifest": {}}))
+            .await
+            .invalid(&missing);
+        register(client, version, json!({"capability_manifest": none()}))
+            .await
+            .expect(200);
     }
     for version in ["1.0", "1.13", "1.17"] {
         register(client, version, json!({})).await.expect(200);
-        register(client, version, json!({"capability_manifest": {}})).await.expect(200);
+        register(client, version, json!({"capability_manifest": {}}))
+            .await
+            .expect(200);
     }
     server.stop().await;
 }
@@ -62,23 +78,54 @@ async fn manifest_entries_have_a_shape() {
     let server = newest().await;
     let client = &server.client;
     for (change, wrong) in [
-        (json!({"sticky_execution": {"supported": false}}), "capability_manifest.sticky_execution"),
-        (json!({"sticky_execution": {"minimum_protocol_version": "1.18"}}), "capability_manifest.sticky_execution"),
-        (json!({"sticky_execution": entry(false, &"1".repeat(33))}), "capability_manifest.sticky_execution.minimum_protocol_version"),
-        (json!({"sticky_execution": merged(entry(false, "1.18"), json!({"reason": "r".repeat(256)}))}), "capability_manifest.sticky_execution.reason"),
-        (json!({"sticky_execution": merged(entry(false, "1.18"), json!({"implementation": 1}))}), "capability_manifest.sticky_execution.implementation"),
-        (json!({"sticky_execution": merged(entry(false, "1.18"), json!({"binding_kinds": []}))}), "capability_manifest.sticky_execution.binding_kinds"),
-        (json!({"other": merged(entry(true, "1.20"), json!({"reason": 1}))}), "capability_manifest.other.reason"),
+        (
+            json!({"sticky_execution": {"supported": false}}),
+            "capability_manifest.sticky_execution",
+        ),
+        (
+            json!({"sticky_execution": {"minimum_protocol_version": "1.18"}}),
+            "capability_manifest.sticky_execution",
+        ),
+        (
+            json!({"sticky_execution": entry(false, &"1".repeat(33))}),
+            "capability_manifest.sticky_execution.minimum_protocol_version",
+        ),
+        (
+            json!({"sticky_execution": merged(entry(false, "1.18"), json!({"reason": "r".repeat(256)}))}),
+            "capability_manifest.sticky_execution.reason",
+        ),
+        (
+            json!({"sticky_execution": merged(entry(false, "1.18"), json!({"implementation": 1}))}),
+            "capability_manifest.sticky_execution.implementation",
+        ),
+        (
+            json!({"sticky_execution": merged(entry(false, "1.18"), json!({"binding_kinds": []}))}),
+            "capability_manifest.sticky_execution.binding_kinds",
+        ),
+        (
+            json!({"other": merged(entry(true, "1.20"), json!({"reason": 1}))}),
+            "capability_manifest.other.reason",
+        ),
     ] {
         let manifest = merged(none(), change);
-        register(client, "1.20", json!({"capability_manifest": manifest})).await.invalid(&[wrong]);
+        register(client, "1.20", json!({"capability_manifest": manifest}))
+            .await
+            .invalid(&[wrong]);
     }
-    let manifest = merged(none(), json!({
-        "nexus_cooperative_cancellation": merged(entry(true, "1.20"), json!({"binding_kinds": ["workflow_run"]})),
-        "sticky_execution": merged(entry(false, "1.18"), json!({"reason": "sticky_cache_disabled", "implementation": null})),
-    }));
-    let body = register(client, "1.20", json!({"capability_manifest": manifest})).await.expect(200);
-    assert_eq!(body["capability_manifest"]["nexus_cooperative_cancellation"]["binding_kinds"], json!(["workflow_run"]));
+    let manifest = merged(
+        none(),
+        json!({
+            "nexus_cooperative_cancellation": merged(entry(true, "1.20"), json!({"binding_kinds": ["workflow_run"]})),
+            "sticky_execution": merged(entry(false, "1.18"), json!({"reason": "sticky_cache_disabled", "implementation": null})),
+        }),
+    );
+    let body = register(client, "1.20", json!({"capability_manifest": manifest}))
+        .await
+        .expect(200);
+    assert_eq!(
+        body["capability_manifest"]["nexus_cooperative_cancellation"]["binding_kinds"],
+        json!(["workflow_run"])
+    );
     server.stop().await;
 }
 
@@ -90,10 +137,22 @@ async fn list_and_manifest_must_agree() {
     let reason = "worker_capability_manifest_mismatch";
     for name in PORTABLE {
         let listed = json!({"capabilities": [name], "capability_manifest": none()});
-        assert_refused(register(client, "1.20", listed).await, reason, name, "1.20", "1.18");
+        assert_refused(
+            register(client, "1.20", listed).await,
+            reason,
+            name,
+            "1.20",
+            "1.18",
+        );
         let manifest = merged(none(), json!({name: entry(true, "1.18")}));
         let unlisted = json!({"capability_manifest": manifest});
-        assert_refused(register(client, "1.20", unlisted).await, reason, name, "1.20", "1.18");
+        assert_refused(
+            register(client, "1.20", unlisted).await,
+            reason,
+            name,
+            "1.20",
+            "1.18",
+        );
         let both = json!({"capabilities": [name], "capability_manifest": manifest});
         let body = register(client, "1.20", both).await.expect(200);
         assert_eq!(body["capabilities"], json!([name]));
@@ -101,7 +160,13 @@ async fn list_and_manifest_must_agree() {
     }
     // An older request whose manifest does not speak of what it lists.
     let listed = json!({"capabilities": ["local_activities"], "capability_manifest": {}});
-    assert_refused(register(client, "1.17", listed).await, reason, "local_activities", "1.17", "1.18");
+    assert_refused(
+        register(client, "1.17", listed).await,
+        reason,
+        "local_activities",
+        "1.17",
+        "1.18",
+    );
     server.stop().await;
 }
 
@@ -124,12 +189,21 @@ async fn a_portable_capability_needs_its_version() {
                 assert_refused(answer, reason, name, "1.20", "1.18");
             }
         }
-        for (version, minimum) in [("1.17", "1.18"), ("1.9", "1.18"), ("1.18", "1.19"), ("1.19", "1.20")] {
+        for (version, minimum) in [
+            ("1.17", "1.18"),
+            ("1.9", "1.18"),
+            ("1.18", "1.19"),
+            ("1.19", "1.20"),
+        ] {
             let answer = register(client, version, with(true, minimum)).await;
             assert_refused(answer, reason, name, version, "1.18");
-            register(client, version, with(false, minimum)).await.expect(200);
+            register(client, version, with(false, minimum))
+                .await
+                .expect(200);
         }
-        register(client, "1.19", with(true, "1.19")).await.expect(200);
+        register(client, "1.19", with(true, "1.19"))
+            .await
+            .expect(200);
     }
     server.stop().await;
 }
@@ -140,9 +214,24 @@ async fn gated_names_need_their_version() {
     let server = newest().await;
     let client = &server.client;
     for (name, reason, before, first) in [
-        ("memo_upserts", "workflow_metadata_capability_protocol_mismatch", "1.13", "1.14"),
-        ("typed_search_attributes", "workflow_metadata_capability_protocol_mismatch", "1.15", "1.16"),
-        ("message_streams", "message_streams_unavailable", "1.14", "1.15"),
+        (
+            "memo_upserts",
+            "workflow_metadata_capability_protocol_mismatch",
+            "1.13",
+            "1.14",
+        ),
+        (
+            "typed_search_attributes",
+            "workflow_metadata_capability_protocol_mismatch",
+            "1.15",
+            "1.16",
+        ),
+        (
+            "message_streams",
+            "message_streams_unavailable",
+            "1.14",
+            "1.15",
+        ),
     ] {
         let fields = json!({"capabilities": ["query_tasks", name]});
         for version in ["1.9", before] {
@@ -161,13 +250,23 @@ async fn gated_names_need_their_version() {
 async fn the_default_version_has_no_manifest_rules() {
     let server = TestServer::start().await;
     let client = &server.client;
-    for manifest in [json!({}), none(), json!({"local_activities": entry(true, "1.2")})] {
+    for manifest in [
+        json!({}),
+        none(),
+        json!({"local_activities": entry(true, "1.2")}),
+    ] {
         let fields = json!({"capability_manifest": manifest, "capabilities": ["worker_sessions"]});
         register(client, "1.13", fields).await.expect(200);
     }
     let fields = json!({"capabilities": ["message_streams"]});
     let answer = register(client, "1.13", fields).await;
-    assert_refused(answer, "message_streams_unavailable", "message_streams", "1.13", "1.15");
+    assert_refused(
+        answer,
+        "message_streams_unavailable",
+        "message_streams",
+        "1.13",
+        "1.15",
+    );
     server.stop().await;
 }
 
@@ -177,10 +276,19 @@ async fn the_default_version_has_no_manifest_rules() {
 async fn the_announcements_of_the_sdks_are_taken() {
     let server = newest().await;
     let capabilities = json!([
-        "memo_upserts", "typed_search_attributes", "durable_selection", "local_activities",
-        "workflow_entry_arguments_validation", "message_streams", "worker_sessions", "query_tasks",
-        "update_validation_tasks", "workflow_updates", "condition_wait_occurrence_identity",
-        "cooperative_cancellation", "gpu-a100",
+        "memo_upserts",
+        "typed_search_attributes",
+        "durable_selection",
+        "local_activities",
+        "workflow_entry_arguments_validation",
+        "message_streams",
+        "worker_sessions",
+        "query_tasks",
+        "update_validation_tasks",
+        "workflow_updates",
+        "condition_wait_occurrence_identity",
+        "cooperative_cancellation",
+        "gpu-a100",
     ]);
     let manifest = json!({
         "local_activities": merged(entry(true, "1.18"), json!({"implementation": "sdk"})),
@@ -201,18 +309,32 @@ async fn the_announcements_of_the_sdks_are_taken() {
 async fn definitions_do_not_change_under_a_live_worker_id() {
     let server = TestServer::start().await;
     let client = &server.client;
-    let types = |types: &[&str], fingerprints: Value| {
-        json!({"workflow_types": types, "workflow_definition_fingerprints": fingerprints})
-    };
+    let types = |types: &[&str], fingerprints: Value| json!({"workflow_types": types, "workflow_definition_fingerprints": fingerprints});
     let first = types(&["a", "b"], json!({"a": "1", "b": "1"}));
     register(client, "1.13", first).await.expect(200);
     let before = server.db.contents().await;
     for (fields, reason, kind) in [
-        (types(&["a", "b"], json!({"a": "2", "b": "2"})), "workflow_definition_changed", "a"),
-        (types(&["a", "b"], json!({"a": "1", "b": "2"})), "workflow_definition_changed", "b"),
-        (types(&["a", "b"], json!({"b": "1"})), "workflow_definition_fingerprint_missing", "a"),
+        (
+            types(&["a", "b"], json!({"a": "2", "b": "2"})),
+            "workflow_definition_changed",
+            "a",
+        ),
+        (
+            types(&["a", "b"], json!({"a": "1", "b": "2"})),
+            "workflow_definition_changed",
+            "b",
+        ),
+        (
+            types(&["a", "b"], json!({"b": "1"})),
+            "workflow_definition_fingerprint_missing",
+            "a",
+        ),
         // A missing fingerprint is noticed before a changed one.
-        (types(&["a", "b"], json!({"a": "2"})), "workflow_definition_fingerprint_missing", "b"),
+        (
+            types(&["a", "b"], json!({"a": "2"})),
+            "workflow_definition_fingerprint_missing",
+            "b",
+        ),
     ] {
         let body = register(client, "1.13", fields).await.refused(409, reason);
         assert_eq!(body["workflow_type"], kind);
@@ -221,11 +343,24 @@ async fn definitions_do_not_change_under_a_live_worker_id() {
     }
     assert_eq!(server.db.contents().await["workers"], before["workers"]);
     // None at all keeps those that are known; a type that is given up may come back as another one.
-    register(client, "1.13", types(&["a", "b"], json!({}))).await.expect(200);
+    register(client, "1.13", types(&["a", "b"], json!({})))
+        .await
+        .expect(200);
     let worker = client.get("/workers/w").await.expect(200);
-    assert_eq!(worker["workflow_definition_fingerprints"], json!({"a": "1", "b": "1"}));
-    register(client, "1.13", types(&["b"], json!({"b": "1"}))).await.expect(200);
-    register(client, "1.13", types(&["a", "b"], json!({"a": "2", "b": "1"}))).await.expect(200);
+    assert_eq!(
+        worker["workflow_definition_fingerprints"],
+        json!({"a": "1", "b": "1"})
+    );
+    register(client, "1.13", types(&["b"], json!({"b": "1"})))
+        .await
+        .expect(200);
+    register(
+        client,
+        "1.13",
+        types(&["a", "b"], json!({"a": "2", "b": "1"})),
+    )
+    .await
+    .expect(200);
     // Another worker is another process.
     let other = merged(types(&["a"], json!({"a": "3"})), json!({"worker_id": "v"}));
     register(client, "1.13", other).await.expect(200);
@@ -238,11 +373,19 @@ async fn contracts_are_kept_when_none_are_sent() {
     let server = TestServer::start().await;
     let client = &server.client;
     let contract = json!({"flow": {"signals": ["go"], "queries": []}});
-    register(client, "1.13", json!({"workflow_command_contracts": contract})).await.expect(200);
+    register(
+        client,
+        "1.13",
+        json!({"workflow_command_contracts": contract}),
+    )
+    .await
+    .expect(200);
     register(client, "1.13", json!({})).await.expect(200);
     let worker = client.get("/workers/w").await.expect(200);
     assert_eq!(worker["workflow_command_contracts"], contract);
-    register(client, "1.13", json!({"workflow_command_contracts": {}})).await.expect(200);
+    register(client, "1.13", json!({"workflow_command_contracts": {}}))
+        .await
+        .expect(200);
     let worker = client.get("/workers/w").await.expect(200);
     assert_eq!(worker["workflow_command_contracts"], json!({}));
     server.stop().await;

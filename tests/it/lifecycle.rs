@@ -27,19 +27,42 @@ async fn a_new_registration_fences_the_older_process() {
     let task = client.poll("workflow", "w", "q", 5).await;
     client.register("w", "q", &["flow"], &["act"]).await;
     let history = client.history("wf", text(&activity, "run_id")).await;
-    let late = client.complete(&task, json!([{"type": "complete_workflow"}])).await;
+    let late = client
+        .complete(&task, json!([{"type": "complete_workflow"}]))
+        .await;
     assert_eq!(late.refused(409, "task_not_leased")["task_status"], "ready");
-    client.task(&task, "heartbeat", json!({})).await.refused(409, "task_not_leased");
-    client.task(&task, "history", json!({})).await.refused(409, "task_not_leased");
-    client.wait_for_history(&task).await.refused(409, "task_not_leased");
-    client.report(&activity, "complete", json!({"result": 1})).await.refused(409, "stale_attempt");
+    client
+        .task(&task, "heartbeat", json!({}))
+        .await
+        .refused(409, "task_not_leased");
+    client
+        .task(&task, "history", json!({}))
+        .await
+        .refused(409, "task_not_leased");
+    client
+        .wait_for_history(&task)
+        .await
+        .refused(409, "task_not_leased");
+    client
+        .report(&activity, "complete", json!({"result": 1}))
+        .await
+        .refused(409, "stale_attempt");
     let failure = json!({"failure": {"message": "x"}});
-    client.report(&activity, "fail", failure).await.refused(409, "stale_attempt");
-    let stop = client.report(&activity, "heartbeat", json!({})).await.expect(200);
+    client
+        .report(&activity, "fail", failure)
+        .await
+        .refused(409, "stale_attempt");
+    let stop = client
+        .report(&activity, "heartbeat", json!({}))
+        .await
+        .expect(200);
     assert_eq!(stop["can_continue"], false);
     assert_eq!(stop["reason"], "stale_attempt");
     assert_eq!(stop["heartbeat_recorded"], false);
-    assert_eq!(client.history("wf", text(&activity, "run_id")).await, history);
+    assert_eq!(
+        client.history("wf", text(&activity, "run_id")).await,
+        history
+    );
     // The new process is handed both, each as its next attempt.
     let again = client.poll("workflow", "w", "q", 0).await;
     assert_eq!(again["task_id"], task["task_id"]);
@@ -47,14 +70,28 @@ async fn a_new_registration_fences_the_older_process() {
     let resumed = client.poll("activity", "w", "q", 0).await;
     assert_eq!(resumed["task_id"], activity["task_id"]);
     assert_eq!(resumed["attempt"], 2);
-    assert_ne!(resumed["activity_attempt_id"], activity["activity_attempt_id"]);
+    assert_ne!(
+        resumed["activity_attempt_id"],
+        activity["activity_attempt_id"]
+    );
     // Now the older process names the attempt that was, not the one that is.
-    let late = client.complete(&task, json!([{"type": "complete_workflow"}])).await;
+    let late = client
+        .complete(&task, json!([{"type": "complete_workflow"}]))
+        .await;
     let body = late.refused(409, "workflow_task_attempt_mismatch");
     assert_eq!(body["current_attempt"], 2);
-    client.report(&activity, "complete", json!({"result": 1})).await.refused(409, "stale_attempt");
-    client.complete(&again, json!([{"type": "complete_workflow"}])).await.expect(200);
-    client.report(&resumed, "complete", json!({"result": 2})).await.expect(200);
+    client
+        .report(&activity, "complete", json!({"result": 1}))
+        .await
+        .refused(409, "stale_attempt");
+    client
+        .complete(&again, json!([{"type": "complete_workflow"}]))
+        .await
+        .expect(200);
+    client
+        .report(&resumed, "complete", json!({"result": 2}))
+        .await
+        .expect(200);
     server.stop().await;
 }
 
@@ -84,7 +121,10 @@ async fn a_new_registration_ends_the_parked_polls_of_the_older_process() {
     assert!(began.elapsed() < Duration::from_secs(5));
     assert_eq!(server.node.engine().parked_polls(), 0);
     client.start("wf", "flow", "q").await;
-    assert_eq!(client.poll("workflow", "w", "q", 5).await["workflow_task_attempt"], 1);
+    assert_eq!(
+        client.poll("workflow", "w", "q", 5).await["workflow_task_attempt"],
+        1
+    );
     server.stop().await;
 }
 
@@ -102,8 +142,13 @@ async fn a_refused_registration_gives_nothing_back() {
     };
     register("1").await.expect(200);
     let task = hold(client, 1).await.remove(0);
-    register("2").await.refused(409, "workflow_definition_changed");
-    client.complete(&task, json!([{"type": "complete_workflow"}])).await.expect(200);
+    register("2")
+        .await
+        .refused(409, "workflow_definition_changed");
+    client
+        .complete(&task, json!([{"type": "complete_workflow"}]))
+        .await
+        .expect(200);
     server.stop().await;
 }
 
@@ -140,15 +185,28 @@ async fn what_a_deregistered_worker_held_goes_to_others_at_once() {
     let mut expected: Vec<&str> = held.iter().map(|task| text(task, "task_id")).collect();
     expected.sort_unstable();
     assert_eq!(ids, expected);
-    assert!(recovered.iter().all(|task| task["workflow_task_attempt"] == 2));
+    assert!(
+        recovered
+            .iter()
+            .all(|task| task["workflow_task_attempt"] == 2)
+    );
     let resumed = client.poll("activity", "v", "q", 0).await;
     assert_eq!(resumed["task_id"], activity["task_id"]);
     assert_eq!(resumed["attempt"], 2);
     // The process that said goodbye has nothing left to say.
-    client.complete(&held[0], json!([])).await.refused(409, "lease_owner_mismatch");
-    client.report(&activity, "complete", json!({})).await.refused(409, "stale_attempt");
+    client
+        .complete(&held[0], json!([]))
+        .await
+        .refused(409, "lease_owner_mismatch");
+    client
+        .report(&activity, "complete", json!({}))
+        .await
+        .refused(409, "stale_attempt");
     for task in &recovered {
-        client.complete(task, json!([{"type": "complete_workflow"}])).await.expect(200);
+        client
+            .complete(task, json!([{"type": "complete_workflow"}]))
+            .await
+            .expect(200);
     }
     server.stop().await;
 }
@@ -166,7 +224,10 @@ async fn a_report_without_a_registration_is_refused() {
         let body = body.refused(409, "stale_worker_registration");
         assert_eq!(body["lease_owner"], "w");
     }
-    client.complete(&task, json!([])).await.refused(409, "stale_worker_registration");
+    client
+        .complete(&task, json!([]))
+        .await
+        .refused(409, "stale_worker_registration");
     assert_eq!(client.events("wf", text(&task, "run_id")).await.len(), 2);
     server.stop().await;
 }
@@ -176,23 +237,38 @@ async fn a_report_without_a_registration_is_refused() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_unknown_worker_is_told_so_by_every_call() {
     let server = TestServer::start().await;
-    server.db.execute("insert into namespaces (name) values ('second')").await;
+    server
+        .db
+        .execute("insert into namespaces (name) values ('second')")
+        .await;
     let client = &server.client;
     client.register("w", "q", &["flow"], &[]).await;
     let elsewhere = client.request(reqwest::Method::DELETE, "/worker/registrations/w");
     let answer = client.send(elsewhere.header("X-Namespace", "second")).await;
     answer.refused(404, "worker_not_found");
     client.delete("/worker/registrations/w").await.expect(200);
-    let body = client.delete("/worker/registrations/w").await.refused(404, "worker_not_found");
+    let body = client
+        .delete("/worker/registrations/w")
+        .await
+        .refused(404, "worker_not_found");
     assert_eq!(body["worker_id"], "w");
-    client.post("/worker/heartbeat", json!({"worker_id": "w"})).await.refused(404, "worker_not_registered");
+    client
+        .post("/worker/heartbeat", json!({"worker_id": "w"}))
+        .await
+        .refused(404, "worker_not_registered");
     for kind in ["workflow", "activity"] {
-        let body = client.poll_whole(kind, "w", "q", 0).await.refused(412, "worker_not_registered");
+        let body = client
+            .poll_whole(kind, "w", "q", 0)
+            .await
+            .refused(412, "worker_not_registered");
         assert_eq!(body["worker_id"], "w");
     }
     // Ids are percent-decoded; any text may be one.
     client.register("a b/ä", "q", &["flow"], &[]).await;
-    let body = client.delete("/worker/registrations/a%20b%2F%C3%A4").await.expect(200);
+    let body = client
+        .delete("/worker/registrations/a%20b%2F%C3%A4")
+        .await
+        .expect(200);
     assert_eq!(body["worker_id"], "a b/ä");
     server.stop().await;
 }

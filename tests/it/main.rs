@@ -10,9 +10,11 @@
 
 mod capability_rules;
 mod checks;
+mod delivery;
 mod envelope;
 mod life;
 mod lifecycle;
 mod negotiation;
+mod polls;
 mod registration;
 mod support;
