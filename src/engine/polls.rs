@@ -242,10 +242,14 @@ impl Engine {
         };
         let parked = core
             .registry
-            .park(keys.clone(), worker, epoch, profile, poller);
+            .park(keys.clone(), worker.clone(), epoch, profile, poller);
         let Some(mut waiting) = parked else {
             return Ok(Polled::Shutdown);
         };
+        // A registration that came between the checks and the parking found no poll to end.
+        if core.known.newer(&worker, epoch) {
+            return Err(PollRefused::Stale);
+        }
         for key in &keys {
             claims::look(core, key);
         }

@@ -68,8 +68,9 @@ type Word = Result<Grant, Ended>;
 enum Slot {
     /// Nobody has spoken for it.
     Waiting(oneshot::Sender<Word>),
-    /// A commit or claim that may give it a task is under way.
-    Reserved(oneshot::Sender<Word>),
+    /// A commit or claim that may give it a task is under way. It is to end after that, if a reason is
+    /// there.
+    Reserved(oneshot::Sender<Word>, Option<Ended>),
     /// It has its answer, or is gone.
     Over,
 }
@@ -97,7 +98,7 @@ impl Parked {
         let mut slot = self.slot();
         match std::mem::replace(&mut *slot, Slot::Over) {
             Slot::Waiting(word) => {
-                *slot = Slot::Reserved(word);
+                *slot = Slot::Reserved(word, None);
                 true
             }
             other => {
@@ -121,7 +122,12 @@ impl Parked {
             Slot::Waiting(word) => {
                 let _ = word.send(Err(why));
             }
-            other => *slot = other,
+            Slot::Reserved(word, before) => {
+                // A stopping server still hands out what it has promised.
+                let why = Some(why).filter(|why| *why != Ended::Shutdown);
+                *slot = Slot::Reserved(word, why.or(before));
+            }
+            Slot::Over => {}
         }
     }
 }
@@ -210,14 +216,15 @@ impl Reserved {
         &self.parked.poller
     }
 
-    /// Gives it the task. When nobody waits any more, the grant is dropped, which gives it back.
+    /// Gives it the task. When nobody waits any more, or the poll is to end, the grant is dropped,
+    /// which gives it back.
     pub fn give(self, grant: Grant) {
         let mut slot = self.parked.slot();
-        if let Slot::Reserved(word) | Slot::Waiting(word) =
-            std::mem::replace(&mut *slot, Slot::Over)
-        {
-            let _ = word.send(Ok(grant));
-        }
+        let _ = match std::mem::replace(&mut *slot, Slot::Over) {
+            Slot::Reserved(word, None) | Slot::Waiting(word) => word.send(Ok(grant)),
+            Slot::Reserved(word, Some(why)) => word.send(Err(why)),
+            Slot::Over => return,
+        };
     }
 }
 
@@ -411,11 +418,11 @@ impl Registry {
         {
             let mut slot = reserved.parked.slot();
             match std::mem::replace(&mut *slot, Slot::Over) {
-                Slot::Reserved(word) if !word.is_closed() && !inner.closed => {
+                Slot::Reserved(word, None) if !word.is_closed() && !inner.closed => {
                     *slot = Slot::Waiting(word);
                 }
-                Slot::Reserved(word) => {
-                    let _ = word.send(Err(Ended::Shutdown));
+                Slot::Reserved(word, why) => {
+                    let _ = word.send(Err(why.unwrap_or(Ended::Shutdown)));
                     return;
                 }
                 other => {
