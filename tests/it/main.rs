@@ -18,3 +18,4 @@ mod negotiation;
 mod polls;
 mod registration;
 mod support;
+mod workflow_tasks;

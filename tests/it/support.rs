@@ -204,7 +204,7 @@ impl Answer {
     /// Asserts the status and gives the body.
     #[track_caller]
     pub fn expect(self, status: u16) -> Value {
-        assert_eq!(self.status.as_u16(), status, "{:#}", self.body);
+        assert_eq!(self.status.as_u16(), status, "{:#}", brief(&self.body));
         self.body
     }
 
@@ -214,7 +214,7 @@ impl Answer {
         let body = self.refused(422, "validation_failed");
         let listed = body["errors"].as_object().expect("errors");
         let listed: Vec<&str> = listed.keys().map(String::as_str).collect();
-        assert_eq!(listed, fields, "{body:#}");
+        assert_eq!(listed, fields, "{:#}", brief(&body));
         assert_eq!(body["errors"], body["validation_errors"]);
         body
     }
@@ -230,7 +230,7 @@ impl Answer {
     #[track_caller]
     pub fn refused(self, status: u16, reason: &str) -> Value {
         let body = self.expect(status);
-        assert_eq!(body["reason"], reason, "{body:#}");
+        assert_eq!(body["reason"], reason, "{:#}", brief(&body));
         body
     }
 }
@@ -480,6 +480,21 @@ impl Client {
             .map(|event| text(event, "event_type").to_owned())
             .collect()
     }
+}
+
+/// A body without the capabilities, to be shown.
+fn brief(body: &Value) -> Value {
+    let mut body = body.clone();
+    if let Some(fields) = body.as_object_mut() {
+        fields.remove("server_capabilities");
+    }
+    body
+}
+
+/// A value as SDKs send it: encoded, in an envelope.
+pub fn envelope(value: Value) -> Value {
+    let payload = leasehold::payload::Payload::from_json(&value).expect("the value can be encoded");
+    json!({"codec": "avro", "blob": &*payload.blob})
 }
 
 /// An object with the fields of another one over its own.
