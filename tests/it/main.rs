@@ -8,6 +8,7 @@
     reason = "a test stops at the first thing that is not as it should be"
 )]
 
+mod activity_tasks;
 mod capability_rules;
 mod checks;
 mod delivery;

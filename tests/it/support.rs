@@ -397,6 +397,19 @@ impl Client {
         activity
     }
 
+    /// Starts a workflow whose id is also the name of its queue, with a worker of its own, schedules an
+    /// activity with these further fields and gives its first task.
+    pub async fn activity_of(&self, name: &str, fields: Value) -> Value {
+        self.register(name, name, &["flow"], &["act"]).await;
+        self.start(name, "flow", name).await;
+        let task = self.poll("workflow", name, name, 5).await;
+        let command = json!({"type": "schedule_activity", "activity_type": "act"});
+        self.complete(&task, json!([merged(command, fields)]))
+            .await
+            .expect(200);
+        self.poll("activity", name, name, 5).await
+    }
+
     /// Waits until the history shows that this attempt of an activity was handed out.
     pub async fn started(&self, activity: &Value) {
         let (workflow, run) = (text(activity, "workflow_id"), text(activity, "run_id"));
