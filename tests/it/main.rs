@@ -11,6 +11,7 @@
 mod activity_tasks;
 mod capability_rules;
 mod checks;
+mod control;
 mod delivery;
 mod envelope;
 mod life;
