@@ -278,6 +278,10 @@ async fn nul_in_text_is_refused_by_its_path() {
             .await
             .invalid(fields);
     }
+    let answer = client.delete("/worker/registrations/a%00b").await;
+    answer.invalid(&["path"]);
+    let answer = client.get("/workflows?query=a%00b&workflow_type=%00").await;
+    answer.invalid(&["query", "workflow_type"]);
     let escaped = r#"{"worker_id":"a\\u0000","task_queue":"q"}"#;
     let body = client
         .send(register(client, "application/json", escaped))

@@ -16,6 +16,7 @@ mod delivery;
 mod envelope;
 mod life;
 mod lifecycle;
+mod malformed;
 mod negotiation;
 mod polls;
 mod registration;

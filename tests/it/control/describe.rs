@@ -292,7 +292,6 @@ async fn what_does_not_exist_is_not_found() {
         "01ARZ3NDEKTSV4RRFFQ69G5FAV",
         &other.to_lowercase(),
         &other,
-        "%00",
     ] {
         for tail in ["", "/history", "/history/export"] {
             let answer = client.get(&format!("/workflows/wf/runs/{run}{tail}")).await;

@@ -84,7 +84,11 @@ async fn pages_reassemble_the_history() {
             .await
             .invalid(&["wait_new_event"]);
     }
-    for bad in ["x", "MQ", "%00", "LTE%3D", "MDE%3D"] {
+    client
+        .get(&format!("{path}?next_page_token=%00"))
+        .await
+        .invalid(&["next_page_token"]);
+    for bad in ["x", "MQ", "LTE%3D", "MDE%3D"] {
         client
             .get(&format!("{path}?next_page_token={bad}"))
             .await

@@ -356,7 +356,7 @@ async fn a_signal_is_checked() {
             "input",
         ),
         ("a%0Ab", json!({}), "signal_name"),
-        ("%00", json!({}), "signal_name"),
+        ("%00", json!({}), "path"),
         ("__durable_workflow_x", json!({}), "signal_name"),
         (&"x".repeat(257), json!({}), "signal_name"),
     ] {
