@@ -395,24 +395,3 @@ async fn a_signal_is_checked() {
     }
     server.stop().await;
 }
-
-/// Rule: at most 5000 signals wait for a task; the next one is refused with its numbers.
-#[tokio::test(flavor = "multi_thread")]
-async fn waiting_signals_are_bounded() {
-    let server = TestServer::start().await;
-    let client = &server.client;
-    client.start("wf", "flow", "q").await;
-    let mut sent = 0;
-    while sent < 5_000 {
-        let sends = (0..250).map(|_| signal(client, "go", json!({})));
-        let answers = futures_util::future::join_all(sends).await;
-        sent += answers.iter().filter(|answer| answer.status == 202).count();
-    }
-    let body = signal(client, "go", json!({}))
-        .await
-        .refused(409, "structural_limit_exceeded");
-    assert_eq!(body["limit_kind"], "pending_signal_count");
-    assert_eq!(body["current_value"], 5_001);
-    assert_eq!(body["configured_limit"], 5_000);
-    server.stop().await;
-}

@@ -369,12 +369,29 @@ async fn a_structural_limit_tells_its_numbers() {
     assert_eq!(body["outcome"], "rejected");
     assert_eq!(body["recorded"], false);
     assert_eq!(body["task_id"], task["task_id"]);
-    // Exactly the limit is fine.
+    // Exactly the limit is fine; a second limit bounds what is open at once.
     let timers = json!(vec![
         json!({"type": "start_timer", "delay_seconds": 60});
         1000
     ]);
+    client.complete(&task, timers.clone()).await.expect(200);
+    client
+        .post("/workflows/wf/signal/go", json!({}))
+        .await
+        .expect(202);
+    let task = client.poll("workflow", "w", "q", 5).await;
     client.complete(&task, timers).await.expect(200);
+    client
+        .post("/workflows/wf/signal/go", json!({}))
+        .await
+        .expect(202);
+    let task = client.poll("workflow", "w", "q", 5).await;
+    let one = json!([{"type": "start_timer", "delay_seconds": 60}]);
+    let answer = client.complete(&task, one).await;
+    let body = answer.refused(422, "structural_limit_exceeded");
+    assert_eq!(body["limit_kind"], "pending_timer_count");
+    assert_eq!(body["current_value"], 2001);
+    assert_eq!(body["configured_limit"], 2000);
     server.stop().await;
 }
 
