@@ -360,10 +360,7 @@ async fn a_repeat_takes_the_place_of_the_poll_it_repeats() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_poll_on_one_node_wakes_for_a_start_on_another() {
     let server = TestServer::start().await;
-    let other = leasehold::node::Node::start(crate::support::settings(), server.db.options.clone())
-        .await
-        .unwrap();
-    let there = Client::new(&format!("http://{}", other.address()), "1.13");
+    let (other, there) = server.other_node().await;
     server.client.register("w", "q", &["flow"], &["act"]).await;
     let poll = spawn_poll(&there, "workflow", "w");
     eventually("the poll is parked", 5, async || {

@@ -19,6 +19,8 @@ mod lifecycle;
 mod malformed;
 mod negotiation;
 mod polls;
+mod races;
 mod registration;
+mod restart;
 mod support;
 mod workflow_tasks;

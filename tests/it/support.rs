@@ -179,6 +179,17 @@ impl TestServer {
         }
     }
 
+    /// Starts another node on the same database, and a client for it.
+    pub async fn other_node(&self) -> (Node, Client) {
+        let mut settings = settings();
+        settings.worker_protocol.clone_from(&self.client.version);
+        let node = Node::start(settings, self.db.options.clone())
+            .await
+            .unwrap_or_else(|error| panic!("the other node starts: {error}"));
+        let client = Client::new(&format!("http://{}", node.address()), &self.client.version);
+        (node, client)
+    }
+
     /// Stops the server and drops its database.
     pub async fn stop(self) {
         self.node.stop().await;

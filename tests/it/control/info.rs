@@ -60,10 +60,7 @@ async fn a_server_without_its_schema_is_not_ready() {
         .expect(200);
     assert_eq!(body["status"], "serving");
     // The namespaces that a node has seen are believed for as long as it lives; a new node sees none.
-    let other = leasehold::node::Node::start(crate::support::settings(), server.db.options.clone())
-        .await
-        .unwrap();
-    let there = crate::support::Client::new(&format!("http://{}", other.address()), "1.13");
+    let (other, there) = server.other_node().await;
     let body = there
         .send(there.bare(Method::GET, "/ready"))
         .await
