@@ -9,6 +9,7 @@
 )]
 
 mod activity_tasks;
+mod announcements;
 mod capability_rules;
 mod checks;
 mod control;
