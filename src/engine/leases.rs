@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::domain::ids::{TaskId, WorkerId};
+use crate::domain::ids::TaskId;
 use crate::domain::routing::TaskKind;
 use crate::matching::{GrantedLease, WorkerKey};
 
@@ -23,7 +23,6 @@ pub(super) struct PollName {
 #[derive(Clone, Debug)]
 pub(super) struct Known {
     pub kind: TaskKind,
-    pub owner: WorkerId,
     pub attempt: u32,
     /// Last event that a workflow task shows.
     pub seen: Option<u64>,
@@ -68,7 +67,6 @@ impl Leases {
             lease.task,
             Known {
                 kind: lease.kind,
-                owner: lease.owner.clone(),
                 attempt: lease.attempt,
                 seen: lease.seen,
                 beats: false,
@@ -89,11 +87,6 @@ impl Leases {
             .get(&task)
             .filter(|known| known.attempt == attempt)
             .cloned()
-    }
-
-    /// The last hand-out of this task that was made here.
-    pub fn last(&self, task: TaskId) -> Option<Known> {
-        self.held().tasks.get(&task).cloned()
     }
 
     pub fn beat(&self, task: TaskId, attempt: u32) {

@@ -136,7 +136,10 @@ impl Engine {
         let row = lease::read(&self.core.store.hot, lease.task).await?;
         Ok(row
             .filter(|row| {
-                row.live && row.attempt == lease.attempt && row.owner.as_ref() == Some(&lease.owner)
+                row.live
+                    && row.attempt == lease.attempt
+                    && row.owner.as_ref() == Some(&lease.owner)
+                    && keys.iter().any(|key| key.queue == row.queue)
             })
             .map(|row| GrantedLease {
                 lease_expires_at: row.lease_expires_at.unwrap_or(lease.lease_expires_at),

@@ -110,10 +110,9 @@ impl Parked {
 
     /// Whether `later` is the same poll of the same worker once more.
     fn is_repeated_by(&self, later: &Self) -> bool {
-        let kind = |poll: &Self| poll.keys.first().map(|key| key.kind);
         self.poller.poll_request_id.is_some()
             && self.poller.poll_request_id == later.poller.poll_request_id
-            && kind(self) == kind(later)
+            && self.keys == later.keys
     }
 
     fn end(&self, why: Ended) {

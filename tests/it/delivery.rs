@@ -398,3 +398,57 @@ async fn a_poll_on_one_node_wakes_for_a_start_on_another() {
     other.stop().await;
     server.stop().await;
 }
+
+/// Rule: the last heartbeat of an attempt enters the history with its outcome, whichever nodes heard
+/// of them.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_heartbeat_on_one_node_is_recorded_with_the_outcome_on_another() {
+    let server = TestServer::start().await;
+    let (other, there) = server.other_node().await;
+    let here = &server.client;
+    let activity = there.activity_of("wf", json!({})).await;
+    here.report(&activity, "heartbeat", json!({"details": {"n": 1}}))
+        .await
+        .expect(200);
+    // What is said from node to node comes in order: a later word has arrived when this one wakes.
+    here.register("w", "q", &["flow"], &[]).await;
+    let poll = spawn_poll(&there, "workflow", "w");
+    eventually("the poll is parked", 5, async || {
+        (other.engine().parked_polls() == 1).then_some(())
+    })
+    .await;
+    here.start("later", "flow", "q").await;
+    assert_eq!(poll.await.unwrap()["workflow_id"], "later");
+    there
+        .report(&activity, "complete", json!({}))
+        .await
+        .expect(200);
+    let history = here.history("wf", text(&activity, "run_id")).await;
+    let beat = crate::support::only(&history, "ActivityHeartbeatRecorded");
+    assert_eq!(beat["payload"]["progress"], json!({"details": {"n": 1}}));
+    other.stop().await;
+    server.stop().await;
+}
+
+/// Rule: a holder that names no attempt reports on the one it has now, whichever node granted it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_holder_without_an_attempt_is_known_by_every_node() {
+    let server = TestServer::with(|settings| settings.leases.activity_seconds = 1).await;
+    let (other, there) = server.other_node().await;
+    let here = &server.client;
+    let first = here.activity_of("wf", json!({})).await;
+    // The lease runs out, and the other node hands the task out again.
+    let second = there.poll("activity", "wf", "wf", 10).await;
+    assert_eq!(second["attempt"], 2);
+    let path = format!(
+        "/worker/activity-tasks/{}/complete",
+        text(&first, "task_id")
+    );
+    let body = here
+        .post(&path, json!({"worker_id": "wf", "result": 1}))
+        .await
+        .expect(200);
+    assert_eq!(body["activity_attempt_id"], second["activity_attempt_id"]);
+    other.stop().await;
+    server.stop().await;
+}

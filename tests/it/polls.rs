@@ -137,6 +137,11 @@ async fn the_fields_of_a_poll_are_checked() {
         (json!({"history_page_size": 0}), "history_page_size"),
         (json!({"history_page_size": 1001}), "history_page_size"),
         (json!({"task_kinds": ["workflow", "other"]}), "task_kinds.1"),
+        (json!({"task_kinds": []}), "task_kinds"),
+        (
+            json!({"task_kinds": ["workflow", "workflow"]}),
+            "task_kinds",
+        ),
     ] {
         for kind in KINDS {
             let shown = fields.to_string();

@@ -88,6 +88,15 @@ async fn pages_reassemble_the_history() {
         .get(&format!("{path}?next_page_token=%00"))
         .await
         .invalid(&["next_page_token"]);
+    // A place beyond the end is one; 18446744073709551615 is the last there can be.
+    for end in ["MTIy", "MTIz", "MTg0NDY3NDQwNzM3MDk1NTE2MTU%3D"] {
+        let body = client
+            .get(&format!("{path}?next_page_token={end}"))
+            .await
+            .expect(200);
+        assert_eq!(body["events"], json!([]));
+        assert!(body["next_page_token"].is_null());
+    }
     for bad in ["x", "MQ", "LTE%3D", "MDE%3D"] {
         client
             .get(&format!("{path}?next_page_token={bad}"))

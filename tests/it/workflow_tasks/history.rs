@@ -104,7 +104,7 @@ async fn tokens_are_positions() {
     assert_eq!(sequences(&rest), [22, 23]);
     assert!(rest["next_history_page_token"].is_null());
     // Exactly the end, and beyond it.
-    for end in ["23", "24", "99999"] {
+    for end in ["23", "24", "99999", "18446744073709551615"] {
         let page = page(json!({"page_token": token(end)})).await;
         assert_eq!(page["history_events"], json!([]));
         assert!(page["next_history_page_token"].is_null());
