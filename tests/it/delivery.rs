@@ -177,6 +177,19 @@ async fn one_poll_waits_on_several_queues() {
         assert_eq!(task["task_queue"], queue);
     }
     assert_eq!(server.node.engine().parked_polls(), 0);
+    // A queue that is named twice is one queue.
+    let twice = tokio::spawn(poll(&["a", "a"], 30));
+    parked(&server, 1).await;
+    client.start("twice", "flow", "a").await;
+    client.start("once", "flow", "a").await;
+    assert_eq!(
+        twice.await.unwrap().expect(200)["task"]["workflow_id"],
+        "twice"
+    );
+    assert_eq!(
+        poll(&["a", "a"], 0).await.expect(200)["task"]["workflow_id"],
+        "once"
+    );
     // From a backlog, in the order in which the poll names them.
     for queue in ["a", "b", "c"] {
         client.start(&format!("old-{queue}"), "flow", queue).await;

@@ -306,3 +306,42 @@ async fn registrations_meet_polls() {
     other.stop().await;
     server.stop().await;
 }
+
+/// Rule: different reports under one fence: one is recorded, and the others are told which.
+#[tokio::test(flavor = "multi_thread")]
+async fn contradicting_reports_meet() {
+    let (server, other, clients) = two_nodes().await;
+    let here = &clients[0];
+    here.register("w", "q", &["flow"], &[]).await;
+    for n in 0..10 {
+        let id = format!("wf{n}");
+        let run = here.start(&id, "flow", "q").await;
+        let task = here.poll("workflow", "w", "q", 5).await;
+        let reports = (0..6).map(|n| {
+            let result = envelope(json!(n));
+            clients[n % 2].complete(
+                &task,
+                json!([{"type": "complete_workflow", "result": result}]),
+            )
+        });
+        let answers = futures_util::future::join_all(reports).await;
+        let (taken, refused): (Vec<_>, Vec<_>) = answers
+            .into_iter()
+            .enumerate()
+            .partition(|(_, answer)| answer.status == 200);
+        assert_eq!(taken.len(), 1);
+        for (_, answer) in refused {
+            let body = answer.refused(409, "task_not_leased");
+            assert_eq!(body["recorded"], false);
+        }
+        let described = there_is_one_end(here, &id, &run).await;
+        assert_eq!(described["output"], taken[0].0);
+    }
+    other.stop().await;
+    server.stop().await;
+}
+
+async fn there_is_one_end(client: &Client, id: &str, run: &str) -> Value {
+    assert_eq!(ends(&client.events(id, run).await), ["WorkflowCompleted"]);
+    client.get(&format!("/workflows/{id}")).await.expect(200)
+}

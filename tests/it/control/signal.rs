@@ -345,6 +345,7 @@ async fn a_signal_is_checked() {
         ("go", json!({"request_id": ""}), "request_id"),
         ("go", json!({"request_id": "x".repeat(256)}), "request_id"),
         ("go", json!({"request_id": 7}), "request_id"),
+        ("go", json!({"dry_run": true}), "dry_run"),
         (
             "go",
             json!({"input": {"codec": "json", "blob": ""}}),

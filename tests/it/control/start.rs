@@ -185,7 +185,7 @@ async fn every_field_has_its_limit() {
         "workflow_type": "t".repeat(255), "task_queue": "q".repeat(255), "business_key": "b".repeat(255),
         "input": {"codec": "avro", "blob": "A".repeat(2_097_152)}, "priority": 9, "fairness_key": "k".repeat(64),
         "fairness_weight": 1000, "build_id": "b".repeat(255), "execution_timeout_seconds": 3_155_760_000_u64,
-        "run_timeout_seconds": "600", "search_attributes": {"k".repeat(128): "v".repeat(2_000), "n": null, "l": ["a"]},
+        "run_timeout_seconds": "600", "search_attributes": {"k".repeat(128): "v".repeat(2_048), "n": null, "l": ["a"]},
         "observability_context": {"traceparent": "00-x"}, "unknown": [1],
     });
     start(client, largest).await.expect(201);
