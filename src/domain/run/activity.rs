@@ -23,9 +23,6 @@ use super::outcome::{Refusal, Reply, Verdict};
 use super::state::{Activity, CloseReason, RunState};
 use super::workflow_task::within;
 
-/// How much longer than its attempt may take a lease lasts, so that the attempt is over first.
-const LEASE_MARGIN_MS: u64 = 1_000;
-
 /// A worker's report on an activity attempt.
 #[derive(Clone, Debug)]
 pub struct ActivityReport {
@@ -164,7 +161,7 @@ fn new_task(draft: &Draft<'_>, activity: &Activity) -> NewTask {
         lease_ms: draft
             .settings
             .activity_lease_ms
-            .max(start_to_close_ms.map_or(0, |ms| ms.saturating_add(LEASE_MARGIN_MS))),
+            .max(start_to_close_ms.unwrap_or(0)),
         start_to_close_ms,
         heartbeat_ms: policy.and_then(|p| p.heartbeat_timeout).map(millis),
         handed_to: None,
