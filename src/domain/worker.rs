@@ -167,7 +167,7 @@ pub fn register(
 /// What a heartbeat changes; a field that was not sent stays.
 #[derive(Clone, Debug, Default)]
 pub struct Beat {
-    /// Free slots, a JSON object.
+    /// Free slots, a JSON object; keys that it does not name stay.
     pub slots: Option<String>,
     /// About the process, a JSON object.
     pub process_metrics: Option<String>,
