@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
 
-use crate::domain::ids::{Namespace, WorkerId};
+use crate::domain::ids::{Namespace, TaskId, WorkerId};
 use crate::domain::routing::TaskKind;
 use crate::matching::{QueueKey, WorkerKey};
 use crate::store::notify::MAX_NOTIFICATION;
@@ -22,6 +22,8 @@ pub enum Hint {
     Ready(QueueKey),
     /// A worker's registration was written, with this epoch; removed, with the largest one.
     Worker(WorkerKey, u64),
+    /// A hand-out of an activity has said something in a heartbeat.
+    Beat(TaskId, u32),
 }
 
 /// Hints that wait to be sent.
@@ -73,6 +75,11 @@ impl Hints {
         ));
     }
 
+    /// A hand-out of an activity has said something in a heartbeat.
+    pub fn beat(&self, task: TaskId, attempt: u32) {
+        self.add(format!("b{FIELD}{task}{FIELD}{attempt}"));
+    }
+
     /// Waits until there is something to say.
     pub async fn wait(&self) {
         while self.pending().is_empty() {
@@ -115,6 +122,10 @@ fn read_line(line: &str) -> Option<Hint> {
             namespace: Namespace::from(fields.next()?),
             queue: fields.next()?.into(),
         })),
+        "b" => Some(Hint::Beat(
+            fields.next()?.parse().ok()?,
+            fields.next()?.parse().ok()?,
+        )),
         "w" => {
             let key = WorkerKey {
                 namespace: Namespace::from(fields.next()?),
@@ -146,10 +157,17 @@ mod tests {
         sender.ready(&queue);
         sender.ready(&queue);
         sender.worker(&worker, 7);
+        let run = crate::domain::ids::RunId::new(crate::domain::time::Timestamp::from_micros(1), 2);
+        let task = TaskId { run, no: 3 };
+        sender.beat(task, 4);
         let text = sender.take().unwrap_or_default();
         assert_eq!(
             receiver.read(&text),
-            [Hint::Ready(queue), Hint::Worker(worker, 7)]
+            [
+                Hint::Beat(task, 4),
+                Hint::Ready(queue),
+                Hint::Worker(worker, 7)
+            ]
         );
         assert_eq!(sender.read(&text), []);
         assert_eq!(sender.take(), None);

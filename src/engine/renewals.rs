@@ -7,7 +7,6 @@ use tokio::sync::{mpsc, oneshot};
 use super::error::Fault;
 use crate::store::Store;
 use crate::store::lease::{self, Renewal, Renewed};
-use crate::store::pool::PgPool;
 
 /// Renewals that may wait; what is over is told to come back.
 const QUEUE_BOUND: usize = 16_384;

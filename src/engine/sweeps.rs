@@ -178,6 +178,7 @@ impl Engine {
                 for hint in self.core.hints.read(text) {
                     match hint {
                         Hint::Ready(key) => claims::ready(&self.core, &key),
+                        Hint::Beat(task, attempt) => self.core.leases.beat(task, attempt),
                         Hint::Worker(key, epoch) => {
                             self.core.known.forget(&key);
                             self.core

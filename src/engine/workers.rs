@@ -60,6 +60,12 @@ impl Known {
         self.map().clear();
     }
 
+    /// Whether a registration is known that came after the one of this epoch.
+    pub fn newer(&self, key: &WorkerKey, epoch: u64) -> bool {
+        let map = self.map();
+        map.get(key).is_some_and(|(worker, _)| worker.epoch > epoch)
+    }
+
     fn recent(&self, key: &WorkerKey) -> Option<Arc<Registration>> {
         self.map()
             .get(key)

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use super::claims::poll_name;
 use super::error::Fault;
 use super::runs::Cached;
 use super::{Core, claims};
@@ -27,6 +28,7 @@ pub(super) enum Written {
 struct Promise {
     poll: Reserved,
     task: TaskId,
+    key: QueueKey,
 }
 
 /// How far this node's idea of the database's time may be behind.
@@ -119,12 +121,13 @@ fn promise(core: &Core, decision: &mut Decision, now: Timestamp) -> Vec<Promise>
                 owner: poll.poller().owner.clone(),
                 poll_request_id: poll.poller().poll_request_id.clone(),
             };
+            let key = QueueKey::from(&task.routing);
             let task = TaskId {
                 run: write.next.id,
                 no,
             };
             write.hand_over(no, to, now);
-            promises.push(Promise { poll, task });
+            promises.push(Promise { poll, task, key });
         }
     }
     promises
@@ -136,7 +139,8 @@ fn keep(core: &Core, decision: &Decision, promises: Vec<Promise>, at: Timestamp)
         let Some(lease) = promised(decision, &promise, at) else {
             continue;
         };
-        core.leases.granted(&lease);
+        let name = poll_name(&promise.key, promise.poll.poller());
+        core.leases.granted(&lease, name);
         metrics::counter!("dw_handoffs_total", "kind" => lease.kind.as_str()).increment(1);
         promise.poll.give(Grant::new(lease, core.releases.clone()));
     }

@@ -55,6 +55,8 @@ pub enum Ended {
     Draining,
     /// The registration that the poll relied on is gone or replaced.
     Superseded,
+    /// The worker has asked again under the same name and no longer listens here.
+    Repeated,
     /// The server stops.
     Shutdown,
 }
@@ -104,6 +106,13 @@ impl Parked {
                 false
             }
         }
+    }
+
+    /// Whether `later` is the same poll of the same worker once more.
+    fn is_repeated_by(&self, later: &Self) -> bool {
+        self.poller.poll_request_id.is_some()
+            && self.poller.poll_request_id == later.poller.poll_request_id
+            && self.keys == later.keys
     }
 
     fn end(&self, why: Ended) {
@@ -378,11 +387,14 @@ impl Registry {
             slot: Mutex::new(Slot::Waiting(sender)),
         });
         inner.insert(&parked);
-        inner
-            .workers
-            .entry(worker)
-            .or_default()
-            .insert(parked.ticket, Arc::clone(&parked));
+        let others = inner.workers.entry(worker).or_default();
+        for other in others
+            .values()
+            .filter(|other| other.is_repeated_by(&parked))
+        {
+            other.end(Ended::Repeated);
+        }
+        others.insert(parked.ticket, Arc::clone(&parked));
         inner.parked += 1;
         if inner.queues.len() > IDLE_QUEUES_KEPT {
             inner

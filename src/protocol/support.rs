@@ -12,6 +12,7 @@ const BUILD: &[Feature] = &[
     Feature::ActivityTimeouts,
     Feature::NonRetryableFailures,
     Feature::PollRequestIdempotency,
+    Feature::HistoryExport,
 ];
 
 /// A set of features; by default those of this build.

@@ -212,7 +212,8 @@ pub async fn beat(
     beat: &Beat,
 ) -> sqlx::Result<Option<Registration>> {
     let row: Option<Row> = sqlx::query_as(
-        "update workers set last_heartbeat_at = clock_timestamp(), task_slots = coalesce($3, task_slots),
+        "update workers set last_heartbeat_at = clock_timestamp(),
+             task_slots = coalesce((coalesce(task_slots, '{}')::jsonb || $3::jsonb)::text, task_slots),
              process_metrics = coalesce($4, process_metrics),
              heartbeat_interval_seconds = coalesce($5, heartbeat_interval_seconds)
          where namespace = $1 and worker_id = $2 returning *",

@@ -36,6 +36,8 @@ pub struct SignalRequestBody {
     input: Option<Box<RawValue>>,
     /// The caller's key; a repeat under it has no further effect.
     request_id: Option<String>,
+    /// Only look what would happen; not served yet, and never taken for the signal itself.
+    dry_run: Option<bool>,
 }
 
 /// Signals the current run of a workflow.
@@ -98,6 +100,9 @@ async fn signal(
             "signal_name",
             "names that begin with __durable_workflow_ are reserved",
         );
+    }
+    if call.body.dry_run == Some(true) {
+        problems.add("dry_run", "is not supported by this server");
     }
     let limit = call.api.engine.settings().run.limits.payload_bytes;
     let arguments = input(&mut problems, "input", call.body.input.as_deref(), limit);

@@ -93,6 +93,12 @@ impl PollBody {
         if let Some(Int(size)) = self.history_page_size {
             problems.within("history_page_size", size, 1..=1_000);
         }
+        if let Some(kinds) = &self.task_kinds
+            && (kinds.is_empty()
+                || (1..kinds.len()).any(|place| kinds[..place].contains(&kinds[place])))
+        {
+            problems.add("task_kinds", "must name one kind or two different ones");
+        }
         for (place, kind) in self.task_kinds.iter().flatten().enumerate() {
             if !matches!(kind.as_str(), "workflow" | "update_validation") {
                 problems.add(
