@@ -45,14 +45,29 @@ pub(super) fn serve(settings: Settings) -> Result<(), String> {
     let options = database(&settings)?;
     logging::start(&settings.log.format, &settings.log.filter)?;
     let runtime = runtime()?;
-    runtime.block_on(async {
+    let served = runtime.block_on(async {
         let mut signals = Signals::new()?;
         let node = Node::start(settings, options).await?;
         node.announce();
         signals.wait().await;
-        node.stop().await;
-        Ok(())
-    })
+        stop(node, &mut signals).await
+    });
+    // Not waited for: after a second signal something may still hang.
+    runtime.shutdown_background();
+    served
+}
+
+/// Stops a node in order, or at once when another signal comes.
+///
+/// # Errors
+/// It was stopped at once; requests were cut off.
+pub(super) async fn stop(node: Node, signals: &mut Signals) -> Result<(), String> {
+    tokio::select! {
+        () = node.stop() => Ok(()),
+        () = signals.wait() => {
+            Err("Stopped at once by a second signal; running requests were cut off.".to_owned())
+        }
+    }
 }
 
 /// The signals that end a node. Made once, so that none is missed between two looks.

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::DevArgs;
-use super::common::{Signals, runtime, say};
+use super::common::{Signals, runtime, say, stop};
 use crate::config::Settings;
 use crate::managed_pg::{self, Cluster, Durability, Error};
 use crate::node::Node;
@@ -32,7 +32,10 @@ pub(super) fn run(args: &DevArgs) -> Result<(), String> {
     }
     // On this thread, before any runtime: the database ends with the thread that started it.
     let mut cluster = start(args, dir)?;
-    let served = runtime()?.block_on(serve(settings, &mut cluster));
+    let runtime = runtime()?;
+    let served = runtime.block_on(serve(settings, &mut cluster));
+    // Not waited for: after a second signal something may still hang.
+    runtime.shutdown_background();
     let stopped = cluster.stop().map_err(text);
     served.and(stopped)
 }
@@ -76,8 +79,8 @@ async fn serve(settings: Settings, cluster: &mut Cluster) -> Result<(), String> 
             Err(error) => break Some(error.to_string()),
         }
     };
-    node.stop().await;
-    died.map_or(Ok(()), Err)
+    let stopped = stop(node, &mut signals).await;
+    died.map_or(stopped, Err)
 }
 
 fn greet(node: &Node, cluster: &Cluster, token: bool, advertised: &str) {

@@ -150,20 +150,27 @@ pub fn register(
 ) -> Result<Registration, Refused> {
     if let Some(old) = existing.filter(|old| old.status == WorkerStatus::Active) {
         let sent = !description.fingerprints.is_empty();
+        let kept = |workflow_type: &String| description.workflow_types.contains(workflow_type);
+        for workflow_type in old
+            .description
+            .fingerprints
+            .keys()
+            .filter(|kind| kept(kind))
+        {
+            if sent && !description.fingerprints.contains_key(workflow_type) {
+                return Err(Refused::FingerprintMissing {
+                    workflow_type: workflow_type.clone(),
+                });
+            }
+        }
         for (workflow_type, fingerprint) in &old.description.fingerprints {
-            let advertised = description.workflow_types.contains(workflow_type);
             match description.fingerprints.get(workflow_type) {
                 Some(new) if new != fingerprint => {
                     return Err(Refused::DefinitionChanged {
                         workflow_type: workflow_type.clone(),
                     });
                 }
-                None if sent && advertised => {
-                    return Err(Refused::FingerprintMissing {
-                        workflow_type: workflow_type.clone(),
-                    });
-                }
-                None if advertised => {
+                None if description.workflow_types.contains(workflow_type) => {
                     description
                         .fingerprints
                         .insert(workflow_type.clone(), fingerprint.clone());
@@ -190,7 +197,7 @@ pub fn register(
 /// What a heartbeat changes; a field that was not sent stays.
 #[derive(Clone, Debug, Default)]
 pub struct Beat {
-    /// Free slots, a JSON object.
+    /// Free slots, a JSON object; keys that it does not name stay.
     pub slots: Option<String>,
     /// About the process, a JSON object.
     pub process_metrics: Option<String>,

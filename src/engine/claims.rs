@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
+use super::leases::PollName;
 use super::{Core, Fault};
 use crate::domain::routing::{Poller, Profile, TaskKind};
-use crate::matching::{Grant, GrantedLease, QueueKey, Reserved};
+use crate::matching::{Grant, GrantedLease, QueueKey, Reserved, WorkerKey};
 use crate::store::asks;
 use crate::store::claim::{self, Claimed};
 
@@ -47,10 +48,7 @@ async fn run(core: &Arc<Core>, key: &QueueKey) {
             }
             Err(error) => {
                 tracing::warn!(error = %error, queue = %key.queue, "claim failed");
-                for poll in polls {
-                    core.registry.put_back(poll);
-                }
-                core.registry.stop_claiming(key, &profile);
+                core.registry.stop_claiming(key, &profile, polls);
                 return;
             }
         }
@@ -80,26 +78,28 @@ fn give(core: &Core, key: &QueueKey, polls: Vec<Reserved>, claimed: Vec<Claimed>
     for task in claimed {
         let poll = polls.get_mut(task.poller).and_then(Option::take);
         if let Some(poll) = poll {
-            let owner = poll.poller().owner.clone();
-            poll.give(grant(core, key.kind, owner, task));
+            let poller = poll.poller().clone();
+            poll.give(grant(core, key, &poller, task));
         }
     }
     for poll in polls.into_iter().flatten() {
-        core.registry.put_back(poll);
+        put_back(core, poll);
+    }
+}
+
+/// Lets a poll wait on that got nothing, and looks at its queues if that is called for.
+pub(super) fn put_back(core: &Core, poll: Reserved) {
+    for key in core.registry.put_back(poll) {
+        start(core, key);
     }
 }
 
 /// A claimed task as a lease to be delivered, known to this node from now on.
-pub(super) fn grant(
-    core: &Core,
-    kind: TaskKind,
-    owner: crate::domain::ids::WorkerId,
-    task: Claimed,
-) -> Grant {
+pub(super) fn grant(core: &Core, key: &QueueKey, poller: &Poller, task: Claimed) -> Grant {
     let lease = GrantedLease {
         task: task.task,
-        kind,
-        owner,
+        kind: key.kind,
+        owner: poller.owner.clone(),
         attempt: task.attempt,
         seen: task.seen,
         leased_at: task.leased_at,
@@ -108,18 +108,30 @@ pub(super) fn grant(
         heartbeat_due_at: task.heartbeat_due_at,
     };
     core.clock.observe(lease.leased_at);
-    if kind.is_ask() {
+    if key.kind.is_ask() {
         return Grant::new(lease, core.releases.clone());
     }
-    core.leases.granted(&lease);
+    core.leases.granted(&lease, poll_name(key, poller));
     let ends = lease
         .start_to_close_at
         .into_iter()
         .chain(lease.heartbeat_due_at)
         .fold(lease.lease_expires_at, std::cmp::Ord::min);
     core.alarms.lease_in(ends.millis_since(lease.leased_at));
-    if kind == TaskKind::Activity {
+    if key.kind == TaskKind::Activity {
         core.starts.note(&lease);
     }
     Grant::new(lease, core.releases.clone())
+}
+
+/// The name of a poll, if its worker gave it one.
+pub(super) fn poll_name(key: &QueueKey, poller: &Poller) -> Option<PollName> {
+    Some(PollName {
+        kind: key.kind,
+        worker: WorkerKey {
+            namespace: key.namespace.clone(),
+            worker: poller.owner.clone(),
+        },
+        id: Arc::clone(poller.poll_request_id.as_ref()?),
+    })
 }

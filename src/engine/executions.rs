@@ -152,7 +152,14 @@ impl Engine {
                 _ => Input::Archive(request),
             };
             let error = match runs::apply(&self.core, run, input).await {
-                Ok(applied) => return Ok(accepted(run, applied)),
+                Ok(applied) => {
+                    let mut accepted = accepted(run, applied);
+                    if accepted.command.is_none() {
+                        accepted.command = repeated(&accepted.state, kind, request_id.as_deref());
+                        accepted.retained = accepted.command.is_some();
+                    }
+                    return Ok(accepted);
+                }
                 // The task changed hands between the look and the write.
                 Err(ApplyError::FenceLost | ApplyError::Refused(Refusal::LeaseNeeded)) => continue,
                 Err(error) => self.command_error(run, error).await?,

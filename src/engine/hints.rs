@@ -20,8 +20,10 @@ const LINE: char = '\u{1e}';
 pub enum Hint {
     /// A queue has ready tasks.
     Ready(QueueKey),
-    /// A worker's registration was written or removed.
-    Worker(WorkerKey),
+    /// A worker's registration was written, with this epoch; removed, with the largest one.
+    Worker(WorkerKey, u64),
+    /// A hand-out of an activity has said something in a heartbeat.
+    Beat(TaskId, u32),
     /// A run was written in a way that somebody may wait for.
     Moved(RunId),
     /// An ask was answered.
@@ -69,9 +71,17 @@ impl Hints {
         ));
     }
 
-    /// A worker's registration was written or removed.
-    pub fn worker(&self, key: &WorkerKey) {
-        self.add(format!("w{FIELD}{}{FIELD}{}", key.namespace, key.worker));
+    /// A worker's registration was written, with this epoch; removed, with the largest one.
+    pub fn worker(&self, key: &WorkerKey, epoch: u64) {
+        self.add(format!(
+            "w{FIELD}{}{FIELD}{}{FIELD}{epoch}",
+            key.namespace, key.worker
+        ));
+    }
+
+    /// A hand-out of an activity has said something in a heartbeat.
+    pub fn beat(&self, task: TaskId, attempt: u32) {
+        self.add(format!("b{FIELD}{task}{FIELD}{attempt}"));
     }
 
     /// A run was written in a way that somebody may wait for.
@@ -126,12 +136,19 @@ fn read_line(line: &str) -> Option<Hint> {
             namespace: Namespace::from(fields.next()?),
             queue: fields.next()?.into(),
         })),
-        "w" => Some(Hint::Worker(WorkerKey {
-            namespace: Namespace::from(fields.next()?),
-            worker: WorkerId::from(fields.next()?),
-        })),
         "r" => Some(Hint::Moved(fields.next()?.parse().ok()?)),
         "a" => Some(Hint::Answered(fields.next()?.parse().ok()?)),
+        "b" => Some(Hint::Beat(
+            fields.next()?.parse().ok()?,
+            fields.next()?.parse().ok()?,
+        )),
+        "w" => {
+            let key = WorkerKey {
+                namespace: Namespace::from(fields.next()?),
+                worker: WorkerId::from(fields.next()?),
+            };
+            Some(Hint::Worker(key, fields.next()?.parse().ok()?))
+        }
         _ => None,
     }
 }
@@ -155,11 +172,18 @@ mod tests {
         };
         sender.ready(&queue);
         sender.ready(&queue);
-        sender.worker(&worker);
+        sender.worker(&worker, 7);
+        let run = crate::domain::ids::RunId::new(crate::domain::time::Timestamp::from_micros(1), 2);
+        let task = TaskId { run, no: 3 };
+        sender.beat(task, 4);
         let text = sender.take().unwrap_or_default();
         assert_eq!(
             receiver.read(&text),
-            [Hint::Ready(queue), Hint::Worker(worker)]
+            [
+                Hint::Beat(task, 4),
+                Hint::Ready(queue),
+                Hint::Worker(worker, 7)
+            ]
         );
         assert_eq!(sender.read(&text), []);
         assert_eq!(sender.take(), None);

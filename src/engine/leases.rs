@@ -2,66 +2,96 @@
 //! lease without reading the row. Forgetting an entry costs a read, nothing else.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::domain::ids::{TaskId, WorkerId};
-use crate::matching::GrantedLease;
+use crate::domain::ids::TaskId;
+use crate::domain::routing::TaskKind;
+use crate::matching::{GrantedLease, WorkerKey};
 
 /// Entries that are kept; beyond this everything is forgotten and read again when it is needed.
 const KEPT: usize = 200_000;
 
+/// A poll by the name that its worker gave it, to answer a repeat of it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct PollName {
+    pub kind: TaskKind,
+    pub worker: WorkerKey,
+    pub id: Arc<str>,
+}
+
 /// What is known of a lease.
 #[derive(Clone, Debug)]
 pub(super) struct Known {
-    pub owner: WorkerId,
+    pub kind: TaskKind,
     pub attempt: u32,
     /// Last event that a workflow task shows.
     pub seen: Option<u64>,
     /// It was renewed with a heartbeat, whose words are in the row.
     pub beats: bool,
+    poll: Option<PollName>,
 }
 
-/// Leases by task.
 #[derive(Debug, Default)]
-pub(super) struct Leases(Mutex<HashMap<TaskId, Known>>);
+struct Held {
+    tasks: HashMap<TaskId, Known>,
+    polls: HashMap<PollName, GrantedLease>,
+}
+
+impl Held {
+    fn remove(&mut self, task: TaskId) {
+        if let Some(poll) = self.tasks.remove(&task).and_then(|known| known.poll) {
+            self.polls.remove(&poll);
+        }
+    }
+}
+
+/// Leases by task, and by the polls that were given them.
+#[derive(Debug, Default)]
+pub(super) struct Leases(Mutex<Held>);
 
 impl Leases {
-    fn map(&self) -> MutexGuard<'_, HashMap<TaskId, Known>> {
+    fn held(&self) -> MutexGuard<'_, Held> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub fn granted(&self, lease: &GrantedLease) {
-        let mut map = self.map();
-        if map.len() >= KEPT {
-            map.clear();
+    pub fn granted(&self, lease: &GrantedLease, poll: Option<PollName>) {
+        let mut held = self.held();
+        if held.tasks.len() >= KEPT {
+            *held = Held::default();
         }
-        map.insert(
+        held.remove(lease.task);
+        if let Some(poll) = &poll {
+            held.polls.insert(poll.clone(), lease.clone());
+        }
+        held.tasks.insert(
             lease.task,
             Known {
-                owner: lease.owner.clone(),
+                kind: lease.kind,
                 attempt: lease.attempt,
                 seen: lease.seen,
                 beats: false,
+                poll,
             },
         );
     }
 
+    /// The lease that this poll was given.
+    pub fn of_poll(&self, poll: &PollName) -> Option<GrantedLease> {
+        self.held().polls.get(poll).cloned()
+    }
+
     /// What is known of this hand-out of this task.
     pub fn known(&self, task: TaskId, attempt: u32) -> Option<Known> {
-        self.map()
+        self.held()
+            .tasks
             .get(&task)
             .filter(|known| known.attempt == attempt)
             .cloned()
     }
 
-    /// The last hand-out of this task that was made here.
-    pub fn last(&self, task: TaskId) -> Option<Known> {
-        self.map().get(&task).cloned()
-    }
-
     /// The holder was shown more of the history.
     pub fn shown(&self, task: TaskId, attempt: u32, seen: u64) {
-        if let Some(known) = self.map().get_mut(&task)
+        if let Some(known) = self.held().tasks.get_mut(&task)
             && known.attempt == attempt
         {
             known.seen = Some(seen);
@@ -69,7 +99,7 @@ impl Leases {
     }
 
     pub fn beat(&self, task: TaskId, attempt: u32) {
-        if let Some(known) = self.map().get_mut(&task)
+        if let Some(known) = self.held().tasks.get_mut(&task)
             && known.attempt == attempt
         {
             known.beats = true;
@@ -77,6 +107,6 @@ impl Leases {
     }
 
     pub fn closed(&self, task: TaskId) {
-        self.map().remove(&task);
+        self.held().remove(task);
     }
 }

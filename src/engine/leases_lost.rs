@@ -42,6 +42,7 @@ pub(super) async fn give_back(
                     owner,
                     attempt: row.attempt,
                     delay_ms,
+                    granted_by: None,
                 });
                 kept.push(row);
             }

@@ -45,6 +45,7 @@ pub use workers::RegisterError;
 
 use std::future::Future;
 use std::sync::{Arc, RwLock, Weak};
+use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
@@ -52,9 +53,10 @@ use tokio::sync::mpsc;
 use crate::clock::Clock;
 use crate::domain::ids::Namespace;
 use crate::domain::run;
+use crate::domain::time::Timestamp;
 use crate::matching::{GrantedLease, QueueKey, Registry, Releases, Wakes};
 use crate::store::lane::Lanes;
-use crate::store::{Store, namespaces};
+use crate::store::{Store, lease, namespaces};
 
 /// What an operator may set.
 #[derive(Clone, Debug)]
@@ -225,6 +227,11 @@ impl Engine {
     }
 }
 
+/// Pause before leases are given back that could not be just now.
+const GIVE_BACK_AGAIN: Duration = Duration::from_millis(500);
+/// Tries to give leases back before they are left to run out.
+const GIVE_BACK_TRIES: u32 = 120;
+
 /// Gives leases back whose answer nobody received.
 async fn give_back_dropped(core: Arc<Core>, mut dropped: mpsc::Receiver<GrantedLease>) {
     const BATCH: usize = 256;
@@ -233,42 +240,56 @@ async fn give_back_dropped(core: Arc<Core>, mut dropped: mpsc::Receiver<GrantedL
         for ask in leases.extract_if(.., |lease| lease.kind.is_ask()) {
             asks::give_back(&core, ask).await;
         }
-        let lost: Vec<_> = leases
-            .iter()
-            .map(|lease| crate::store::lease::Lost {
-                task: lease.task,
-                owner: lease.owner.clone(),
-                attempt: lease.attempt,
-                delay_ms: 0,
-            })
-            .collect();
-        for lease in &leases {
-            core.leases.closed(lease.task);
-        }
-        let which = crate::store::lease::Which::Named;
-        match crate::store::lease::give_back(&core.store.hot, which, &lost).await {
-            Ok(places) => {
-                metrics::counter!("dw_polls_abandoned_total").increment(places.len() as u64);
-                for place in places {
-                    let Some(lease) = leases.get(place) else {
-                        continue;
-                    };
-                    if let Some(key) = queue_of(&core, lease).await {
-                        core.hints.ready(&key);
-                        claims::ready(&core, &key);
-                    }
-                }
-            }
-            Err(error) => tracing::warn!(error = %error, "leases could not be given back"),
-        }
+        give_back(&core, &leases, None).await;
         leases.clear();
     }
 }
 
+/// Gives leases back that nobody holds, however long the database takes to come back, and tells
+/// whoever waits for such tasks.
+async fn give_back(core: &Arc<Core>, leases: &[GrantedLease], granted_by: Option<Timestamp>) {
+    let lost: Vec<_> = leases
+        .iter()
+        .map(|lease| lease::Lost {
+            task: lease.task,
+            owner: lease.owner.clone(),
+            attempt: lease.attempt,
+            delay_ms: 0,
+            granted_by,
+        })
+        .collect();
+    if granted_by.is_none() {
+        for lease in leases {
+            core.leases.closed(lease.task);
+        }
+    }
+    let mut places = Vec::new();
+    for _ in 0..GIVE_BACK_TRIES {
+        match lease::give_back(&core.store.hot, lease::Which::Named, &lost).await {
+            Ok(given_back) => {
+                places = given_back;
+                break;
+            }
+            Err(error) => {
+                tracing::warn!(error = %error, leases = lost.len(), "leases could not be given back");
+                tokio::time::sleep(GIVE_BACK_AGAIN).await;
+            }
+        }
+    }
+    metrics::counter!("dw_polls_abandoned_total").increment(places.len() as u64);
+    for place in places {
+        let Some(lease) = leases.get(place) else {
+            continue;
+        };
+        if let Some(key) = queue_of(core, lease).await {
+            core.hints.ready(&key);
+            claims::ready(core, &key);
+        }
+    }
+}
+
 async fn queue_of(core: &Arc<Core>, lease: &GrantedLease) -> Option<QueueKey> {
-    let row = crate::store::lease::read(&core.store.hot, lease.task)
-        .await
-        .ok()??;
+    let row = lease::read(&core.store.hot, lease.task).await.ok()??;
     Some(QueueKey {
         kind: row.kind,
         namespace: row.namespace,

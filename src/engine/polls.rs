@@ -13,7 +13,7 @@ use crate::domain::routing::{Poller, Profile, TaskKind};
 use crate::domain::run::{Activity, RunState};
 use crate::domain::worker::{Registration, WorkerStatus};
 use crate::matching::{Ended, Grant, GrantedLease, QueueKey, WorkerKey};
-use crate::store::history;
+use crate::store::{history, lease};
 
 /// How long a poll whose time is up still waits for a task that is on its way to it.
 const ON_ITS_WAY: Duration = Duration::from_secs(3);
@@ -116,10 +116,42 @@ impl Engine {
             owner: request.worker_id.clone(),
             poll_request_id: request.poll_request_id.clone(),
         };
+        if let Some(lease) = self.given_before(&keys, &poller).await? {
+            let grant = Grant::new(lease, self.core.releases.clone());
+            return Ok(Polled::Task(Box::new(grant)));
+        }
         if request.wait.is_zero() {
             return self.look_once(&keys, profile, poller).await;
         }
-        self.wait(&request, keys, profile, poller).await
+        self.wait(&request, worker.epoch, keys, profile, poller)
+            .await
+    }
+
+    /// The lease that a poll of this name was given, if it is still held: its worker has not got the
+    /// answer and asks again.
+    async fn given_before(
+        &self,
+        keys: &[QueueKey],
+        poller: &Poller,
+    ) -> Result<Option<GrantedLease>, Fault> {
+        let name = keys.first().and_then(|key| claims::poll_name(key, poller));
+        let Some(lease) = name.and_then(|name| self.core.leases.of_poll(&name)) else {
+            return Ok(None);
+        };
+        let row = lease::read(&self.core.store.hot, lease.task).await?;
+        Ok(row
+            .filter(|row| {
+                row.live
+                    && row.attempt == lease.attempt
+                    && row.owner.as_ref() == Some(&lease.owner)
+                    && keys.iter().any(|key| key.queue == row.queue)
+            })
+            .map(|row| GrantedLease {
+                lease_expires_at: row.lease_expires_at.unwrap_or(lease.lease_expires_at),
+                start_to_close_at: row.start_to_close_at,
+                heartbeat_due_at: row.heartbeat_due_at,
+                ..lease
+            }))
     }
 
     /// The checks that every poll begins with, in the order of the contract.
@@ -185,7 +217,7 @@ impl Engine {
                 let claimed = claims::claim(&core, key, &profile, pollers).await?;
                 if let Some(task) = claimed.into_iter().next() {
                     metrics::counter!("dw_claims_total", "kind" => key.kind.as_str()).increment(1);
-                    let grant = claims::grant(&core, key.kind, poller.owner.clone(), task);
+                    let grant = claims::grant(&core, key, &poller, task);
                     return Ok(Polled::Task(Box::new(grant)));
                 }
             }
@@ -197,6 +229,7 @@ impl Engine {
     async fn wait(
         &self,
         request: &PollRequest,
+        epoch: u64,
         keys: Vec<QueueKey>,
         profile: Profile,
         poller: Poller,
@@ -209,10 +242,16 @@ impl Engine {
             namespace: request.namespace.clone(),
             worker: request.worker_id.clone(),
         };
-        let parked = core.registry.park(keys.clone(), worker, profile, poller);
+        let parked = core
+            .registry
+            .park(keys.clone(), worker.clone(), epoch, profile, poller);
         let Some(mut waiting) = parked else {
             return Ok(Polled::Shutdown);
         };
+        // A registration that came between the checks and the parking found no poll to end.
+        if core.known.newer(&worker, epoch) {
+            return Err(PollRefused::Stale);
+        }
         for key in &keys {
             claims::look(core, key);
         }
@@ -233,6 +272,7 @@ impl Engine {
         match word {
             Ok(Ok(grant)) => Ok(Polled::Task(Box::new(grant))),
             Ok(Err(Ended::Shutdown)) | Err(_) => Ok(Polled::Shutdown),
+            Ok(Err(Ended::Repeated)) => Ok(Polled::Empty),
             Ok(Err(Ended::Superseded)) => Err(PollRefused::Stale),
             Ok(Err(Ended::Draining)) => {
                 let worker = self.worker(&request.namespace, &request.worker_id).await?;

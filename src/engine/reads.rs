@@ -163,7 +163,9 @@ impl Engine {
             let (cached, _) = self.find(namespace, workflow_id, Some(run)).await?;
             let moved = self.core.runs.watch(cached.state.id);
             let last = cached.state.last_event();
-            let page = self.page(&cached, after + 1, last, size).await?;
+            let page = self
+                .page(&cached, after.saturating_add(1), last, size)
+                .await?;
             let over = deadline.is_none_or(|deadline| Instant::now() >= deadline);
             if page.count > 0 || cached.state.close.is_some() || over {
                 return Ok((page, cached.state));

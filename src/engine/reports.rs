@@ -170,13 +170,13 @@ impl Engine {
             .await?
             .filter(|cached| cached.state.begun.namespace == holder.namespace)
             .ok_or(ReportRefused::TaskNotFound)?;
-        let known = match holder.attempt {
-            Some(attempt) => core.leases.known(holder.task, attempt),
-            None => core
-                .leases
-                .last(holder.task)
-                .filter(|known| known.owner == holder.owner),
-        };
+        // Without an attempt the row says which hand-out the holder has now.
+        let known = holder
+            .attempt
+            .and_then(|attempt| core.leases.known(holder.task, attempt));
+        if known.as_ref().is_some_and(|known| known.kind != kind) {
+            return Err(ReportRefused::TaskNotFound);
+        }
         if let Some(known) = known
             && !(kind == TaskKind::Activity && known.beats)
         {
@@ -400,6 +400,9 @@ impl Engine {
                 _ => ReportRefused::NotLeased { attempt },
             });
         };
+        if row.kind != kind {
+            return Ok(ReportRefused::TaskNotFound);
+        }
         if kind == TaskKind::Activity {
             return Ok(match &row.owner {
                 _ if attempt > row.attempt => ReportRefused::AttemptNotFound,
@@ -534,7 +537,9 @@ impl Engine {
             return Err(self.not_held(&holder, attempt, newest).await?);
         };
         let (seen, cached) = self.shown(&holder, &row, cached, after).await?;
-        let page = self.page(&cached, after + 1, seen, page_size).await?;
+        let page = self
+            .page(&cached, after.saturating_add(1), seen, page_size)
+            .await?;
         Ok((page, seen, row.attempt, cached.state))
     }
 
@@ -586,6 +591,10 @@ impl Engine {
         let resolved = self.resolve(&holder, TaskKind::Activity).await?;
         let attempt = resolved.attempt;
         if let Some(renewed) = self.renew(&holder, attempt, true, details).await? {
+            if self.core.leases.known(holder.task, attempt).is_none() {
+                // The node that granted the lease would take the attempt for silent.
+                self.core.hints.beat(holder.task, attempt);
+            }
             if renewed.cancel_requested {
                 return Ok(Heartbeat::Stop {
                     reason: "activity_cancelled",

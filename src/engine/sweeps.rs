@@ -178,10 +178,13 @@ impl Engine {
                 for hint in self.core.hints.read(text) {
                     match hint {
                         Hint::Ready(key) => claims::ready(&self.core, &key),
-                        Hint::Worker(key) => {
+                        Hint::Beat(task, attempt) => self.core.leases.beat(task, attempt),
+                        Hint::Worker(key, epoch) => {
                             self.core.known.forget(&key);
                             self.core.contracts.forget(&key.namespace);
-                            self.core.registry.end_worker(&key, Ended::Superseded);
+                            self.core
+                                .registry
+                                .end_worker(&key, epoch, Ended::Superseded);
                         }
                         Hint::Moved(run) => self.core.runs.heard_of(run),
                         Hint::Answered(ask) => asks::heard_of(&self.core, ask),

@@ -61,6 +61,12 @@ impl Known {
         self.map().clear();
     }
 
+    /// Whether a registration is known that came after the one of this epoch.
+    pub fn newer(&self, key: &WorkerKey, epoch: u64) -> bool {
+        let map = self.map();
+        map.get(key).is_some_and(|(worker, _)| worker.epoch > epoch)
+    }
+
     fn recent(&self, key: &WorkerKey) -> Option<Arc<Registration>> {
         self.map()
             .get(key)
@@ -111,10 +117,11 @@ impl Engine {
             core.known.keep(&worker);
             core.contracts.learn(&worker);
             let key = key(&worker);
-            core.hints.worker(&key);
+            core.hints.worker(&key, worker.epoch);
             engine.unblock(&worker).await?;
             if existing.is_some() {
-                core.registry.end_worker(&key, Ended::Superseded);
+                core.registry
+                    .end_worker(&key, worker.epoch, Ended::Superseded);
                 engine.give_back_all(&key).await?;
             }
             Ok(worker)
@@ -140,8 +147,8 @@ impl Engine {
             };
             let existed = workers::remove(&core.store.reads, &key.namespace, &key.worker).await?;
             core.known.forget(&key);
-            core.hints.worker(&key);
-            core.registry.end_worker(&key, Ended::Superseded);
+            core.hints.worker(&key, u64::MAX);
+            core.registry.end_worker(&key, u64::MAX, Ended::Superseded);
             if !existed {
                 return Ok(None);
             }

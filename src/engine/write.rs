@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use super::claims::poll_name;
 use super::error::Fault;
 use super::runs::Cached;
 use super::{Core, claims};
@@ -27,9 +28,12 @@ pub(super) enum Written {
 /// A poll that an opened task was promised to.
 struct Promise {
     poll: Reserved,
-    key: QueueKey,
     task: TaskId,
+    key: QueueKey,
 }
+
+/// How far this node's idea of the database's time may be behind.
+const CLOCK_BEHIND_MS: u64 = 50;
 
 /// Makes a decision durable, remembers the runs that it wrote, and gives out what it opened. `base` is
 /// the deciding run before the decision, if it existed.
@@ -48,6 +52,7 @@ pub(super) async fn write(
             Err(crate::store::lane::Busy) => Err(Fault::Busy),
             Ok(Outcome::Committed(at)) => Ok(Written::Committed(at)),
             Ok(Outcome::Refused) => Ok(Written::Refused),
+            Ok(Outcome::Crowded) => Err(Fault::Busy),
             Ok(Outcome::Failed) => Err(Fault::Bug),
             Ok(Outcome::Unreached) => Err(Fault::Unavailable),
             Ok(Outcome::Unknown) => Err(Fault::Unknown),
@@ -74,14 +79,30 @@ pub(super) async fn write(
             announce(core, decision, at);
         }
         _ => {
+            if written == Err(Fault::Unknown) {
+                let leases = promises
+                    .iter()
+                    .filter_map(|promise| promised(decision, promise, now))
+                    .collect();
+                give_back_unheard(core, leases);
+            }
             for promise in promises {
-                core.registry.put_back(promise.poll);
-                // A hint may have come while nobody seemed to wait.
-                claims::look(core, &promise.key);
+                claims::put_back(core, promise.poll);
             }
         }
     }
     written
+}
+
+/// Gives back leases that a commit may have granted whose answer was lost: their polls never hear of
+/// them. One that the same commit, tried again, grants later stays.
+fn give_back_unheard(core: &Core, leases: Vec<GrantedLease>) {
+    let granted_by = core.clock.now().plus_millis(CLOCK_BEHIND_MS);
+    if let Some(core) = core.me.upgrade() {
+        core.runtime.clone().spawn(async move {
+            super::give_back(&core, &leases, Some(granted_by)).await;
+        });
+    }
 }
 
 /// Speaks for a waiting poll for each task that is opened ready.
@@ -100,18 +121,18 @@ fn promise(core: &Core, decision: &mut Decision, now: Timestamp) -> Vec<Promise>
             let Some(poll) = core.registry.reserve(&task.routing) else {
                 continue;
             };
-            let key = QueueKey::from(&task.routing);
             let to = HandOff {
                 owner: poll.poller().owner.clone(),
                 poll_request_id: poll.poller().poll_request_id.clone(),
                 knows: poll.knows(),
             };
+            let key = QueueKey::from(&task.routing);
             let task = TaskId {
                 run: write.next.id,
                 no,
             };
             write.hand_over(no, to, now);
-            promises.push(Promise { poll, key, task });
+            promises.push(Promise { poll, task, key });
         }
     }
     promises
@@ -119,29 +140,33 @@ fn promise(core: &Core, decision: &mut Decision, now: Timestamp) -> Vec<Promise>
 
 /// Keeps the promises of a commit.
 fn keep(core: &Core, decision: &Decision, promises: Vec<Promise>, at: Timestamp) {
-    for Promise { poll, task, .. } in promises {
-        let write = decision.writes().find(|write| write.next.id == task.run);
-        let Some((next, row)) = write.and_then(|write| {
-            let (_, row) = write.opened().find(|(no, _)| *no == task.no)?;
-            Some((&write.next, row))
-        }) else {
+    for promise in promises {
+        let Some(lease) = promised(decision, &promise, at) else {
             continue;
         };
-        let lease = GrantedLease {
-            task,
-            kind: row.routing.kind,
-            owner: poll.poller().owner.clone(),
-            attempt: FIRST_ATTEMPT,
-            seen: (row.routing.kind == TaskKind::Workflow).then(|| next.last_event()),
-            leased_at: at,
-            lease_expires_at: at.plus_millis(row.lease_ms),
-            start_to_close_at: row.start_to_close_ms.map(|ms| at.plus_millis(ms)),
-            heartbeat_due_at: row.heartbeat_ms.map(|ms| at.plus_millis(ms)),
-        };
-        core.leases.granted(&lease);
+        let name = poll_name(&promise.key, promise.poll.poller());
+        core.leases.granted(&lease, name);
         metrics::counter!("dw_handoffs_total", "kind" => lease.kind.as_str()).increment(1);
-        poll.give(Grant::new(lease, core.releases.clone()));
+        promise.poll.give(Grant::new(lease, core.releases.clone()));
     }
+}
+
+/// The lease that a promise comes to, granted at this time.
+fn promised(decision: &Decision, promise: &Promise, at: Timestamp) -> Option<GrantedLease> {
+    let task = promise.task;
+    let write = decision.writes().find(|write| write.next.id == task.run)?;
+    let (_, row) = write.opened().find(|(no, _)| *no == task.no)?;
+    Some(GrantedLease {
+        task,
+        kind: row.routing.kind,
+        owner: promise.poll.poller().owner.clone(),
+        attempt: FIRST_ATTEMPT,
+        seen: (row.routing.kind == TaskKind::Workflow).then(|| write.next.last_event()),
+        leased_at: at,
+        lease_expires_at: at.plus_millis(row.lease_ms),
+        start_to_close_at: row.start_to_close_ms.map(|ms| at.plus_millis(ms)),
+        heartbeat_due_at: row.heartbeat_ms.map(|ms| at.plus_millis(ms)),
+    })
 }
 
 /// Tells whoever may take it of what became ready, here and on other nodes, and maintenance of the

@@ -55,6 +55,8 @@ pub enum Ended {
     Draining,
     /// The registration that the poll relied on is gone or replaced.
     Superseded,
+    /// The worker has asked again under the same name and no longer listens here.
+    Repeated,
     /// The server stops.
     Shutdown,
 }
@@ -66,8 +68,9 @@ type Word = Result<Grant, Ended>;
 enum Slot {
     /// Nobody has spoken for it.
     Waiting(oneshot::Sender<Word>),
-    /// A commit or claim that may give it a task is under way.
-    Reserved(oneshot::Sender<Word>),
+    /// A commit or claim that may give it a task is under way. It is to end after that, if a reason is
+    /// there.
+    Reserved(oneshot::Sender<Word>, Option<Ended>),
     /// It has its answer, or is gone.
     Over,
 }
@@ -76,6 +79,8 @@ enum Slot {
 struct Parked {
     ticket: u64,
     worker: WorkerKey,
+    /// Of the registration that the poll was admitted with.
+    epoch: u64,
     poller: Poller,
     profile: Profile,
     /// The queues it waits on.
@@ -93,7 +98,7 @@ impl Parked {
         let mut slot = self.slot();
         match std::mem::replace(&mut *slot, Slot::Over) {
             Slot::Waiting(word) => {
-                *slot = Slot::Reserved(word);
+                *slot = Slot::Reserved(word, None);
                 true
             }
             other => {
@@ -103,13 +108,25 @@ impl Parked {
         }
     }
 
+    /// Whether `later` is the same poll of the same worker once more.
+    fn is_repeated_by(&self, later: &Self) -> bool {
+        self.poller.poll_request_id.is_some()
+            && self.poller.poll_request_id == later.poller.poll_request_id
+            && self.keys == later.keys
+    }
+
     fn end(&self, why: Ended) {
         let mut slot = self.slot();
         match std::mem::replace(&mut *slot, Slot::Over) {
             Slot::Waiting(word) => {
                 let _ = word.send(Err(why));
             }
-            other => *slot = other,
+            Slot::Reserved(word, before) => {
+                // A stopping server still hands out what it has promised.
+                let why = Some(why).filter(|why| *why != Ended::Shutdown);
+                *slot = Slot::Reserved(word, why.or(before));
+            }
+            Slot::Over => {}
         }
     }
 }
@@ -203,14 +220,15 @@ impl Reserved {
         self.parked.profile.knows
     }
 
-    /// Gives it the task. When nobody waits any more, the grant is dropped, which gives it back.
+    /// Gives it the task. When nobody waits any more, or the poll is to end, the grant is dropped,
+    /// which gives it back.
     pub fn give(self, grant: Grant) {
         let mut slot = self.parked.slot();
-        if let Slot::Reserved(word) | Slot::Waiting(word) =
-            std::mem::replace(&mut *slot, Slot::Over)
-        {
-            let _ = word.send(Ok(grant));
-        }
+        let _ = match std::mem::replace(&mut *slot, Slot::Over) {
+            Slot::Reserved(word, None) | Slot::Waiting(word) => word.send(Ok(grant)),
+            Slot::Reserved(word, Some(why)) => word.send(Err(why)),
+            Slot::Over => return,
+        };
     }
 }
 
@@ -301,6 +319,27 @@ impl Inner {
         }
     }
 
+    /// Lets a poll wait on its queues again, if it still waits and nothing ended it meanwhile.
+    fn put_back(&mut self, parked: &Arc<Parked>) {
+        {
+            let mut slot = parked.slot();
+            match std::mem::replace(&mut *slot, Slot::Over) {
+                Slot::Reserved(word, None) if !word.is_closed() && !self.closed => {
+                    *slot = Slot::Waiting(word);
+                }
+                Slot::Reserved(word, why) => {
+                    let _ = word.send(Err(why.unwrap_or(Ended::Shutdown)));
+                    return;
+                }
+                other => {
+                    *slot = other;
+                    return;
+                }
+            }
+        }
+        self.insert(parked);
+    }
+
     fn forget(&mut self, parked: &Parked) {
         if let Some(polls) = self.workers.get_mut(&parked.worker)
             && polls.remove(&parked.ticket).is_some()
@@ -333,6 +372,7 @@ impl Registry {
         self: &Arc<Self>,
         keys: Vec<QueueKey>,
         worker: WorkerKey,
+        epoch: u64,
         profile: Profile,
         poller: Poller,
     ) -> Option<Waiting> {
@@ -345,17 +385,21 @@ impl Registry {
         let parked = Arc::new(Parked {
             ticket: inner.next_ticket,
             worker: worker.clone(),
+            epoch,
             poller,
             profile,
             keys,
             slot: Mutex::new(Slot::Waiting(sender)),
         });
         inner.insert(&parked);
-        inner
-            .workers
-            .entry(worker)
-            .or_default()
-            .insert(parked.ticket, Arc::clone(&parked));
+        let others = inner.workers.entry(worker).or_default();
+        for other in others
+            .values()
+            .filter(|other| other.is_repeated_by(&parked))
+        {
+            other.end(Ended::Repeated);
+        }
+        others.insert(parked.ticket, Arc::clone(&parked));
         inner.parked += 1;
         if inner.queues.len() > IDLE_QUEUES_KEPT {
             inner
@@ -407,26 +451,18 @@ impl Registry {
         }
     }
 
-    /// Lets a poll wait on that was spoken for and got nothing.
-    pub fn put_back(&self, reserved: Reserved) {
+    /// Lets a poll wait on that was spoken for and got nothing. Returns the queues to claim from:
+    /// something may have become ready there while the poll seemed not to wait.
+    pub fn put_back(&self, reserved: Reserved) -> Vec<QueueKey> {
         let mut inner = self.inner();
-        {
-            let mut slot = reserved.parked.slot();
-            match std::mem::replace(&mut *slot, Slot::Over) {
-                Slot::Reserved(word) if !word.is_closed() && !inner.closed => {
-                    *slot = Slot::Waiting(word);
-                }
-                Slot::Reserved(word) => {
-                    let _ = word.send(Err(Ended::Shutdown));
-                    return;
-                }
-                other => {
-                    *slot = other;
-                    return;
-                }
+        inner.put_back(&reserved.parked);
+        let mut wanted = Vec::new();
+        for key in &reserved.parked.keys {
+            if inner.queues.get_mut(key).is_some_and(Queue::begin_claim) {
+                wanted.push(key.clone());
             }
         }
-        inner.insert(&reserved.parked);
+        wanted
     }
 
     /// Says that a queue may have ready tasks in the database. Returns whether a claim should be
@@ -486,9 +522,13 @@ impl Registry {
         }
     }
 
-    /// After a claim that failed: the next look or hint tries again.
-    pub fn stop_claiming(&self, key: &QueueKey, profile: &Profile) {
-        if let Some(queue) = self.inner().queues.get_mut(key) {
+    /// After a claim that failed: its polls wait on, and the next look or hint tries again.
+    pub fn stop_claiming(&self, key: &QueueKey, profile: &Profile, polls: Vec<Reserved>) {
+        let mut inner = self.inner();
+        for reserved in polls {
+            inner.put_back(&reserved.parked);
+        }
+        if let Some(queue) = inner.queues.get_mut(key) {
             queue.empty_for.retain(|empty| empty != profile);
             queue.claiming = false;
         }
@@ -524,13 +564,16 @@ impl Registry {
         wanted
     }
 
-    /// Ends the parked polls of one worker.
-    pub fn end_worker(&self, worker: &WorkerKey, why: Ended) {
+    /// Ends the parked polls of one worker that were admitted before its registration of this epoch.
+    pub fn end_worker(&self, worker: &WorkerKey, epoch: u64, why: Ended) {
         let polls: Vec<_> = self
             .inner()
             .workers
             .get(worker)
-            .map(|polls| polls.values().cloned().collect())
+            .map(|polls| {
+                let older = polls.values().filter(|parked| parked.epoch < epoch);
+                older.cloned().collect()
+            })
             .unwrap_or_default();
         for parked in polls {
             parked.end(why);

@@ -239,6 +239,12 @@ impl Negotiated {
         &self.requested
     }
 
+    /// Whether the advertised version has the feature: below it, what requests say of it means nothing.
+    #[must_use]
+    pub fn knows(&self, feature: Feature) -> bool {
+        feature.floor() <= *self.advertised.version()
+    }
+
     /// Whether the version of the request lets it use the feature. Negotiation has already bounded
     /// the request by the advertised version, so a feature above that one is never allowed, unless
     /// it is one that no version is refused for.

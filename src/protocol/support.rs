@@ -30,6 +30,8 @@ const BUILD: &[Feature] = &[
     Feature::ActivityCancellationReceipts,
     Feature::ActivityStatus,
     Feature::QueryTaskAuthority,
+    Feature::PollRequestIdempotency,
+    Feature::HistoryExport,
 ];
 
 /// A set of features; by default those of this build.

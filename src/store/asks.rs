@@ -1,6 +1,8 @@
 //! Asks: questions to workers, in a table without a log. A write here waits for no disk.
 
-use sqlx::{FromRow, PgPool};
+use sqlx::FromRow;
+
+use super::pool::PgPool;
 
 use super::claim::Claimed;
 use super::{run_id, unsigned, unsigned32};

@@ -1,6 +1,7 @@
 //! Claims: ready tasks of one queue given to waiting polls, as many at once as wait.
 
-use sqlx::{FromRow, PgPool};
+use super::pool::PgPool;
+use sqlx::FromRow;
 
 use super::{run_id, unsigned, unsigned32};
 use crate::domain::ids::{Namespace, TaskId, TaskQueue};
@@ -92,7 +93,8 @@ pub async fn claim(
         .map(|poller| poller.poll_request_id.as_deref())
         .collect();
     let rows: Vec<ClaimedRow> = sqlx::query_as(
-        "with w as materialized (
+        "with n as materialized (select clock_timestamp() as now),
+         w as materialized (
              select owner, poll, place from unnest($7::text[], $8::text[]) with ordinality as w(owner, poll, place)),
          p as materialized (
              select run_id, task_no, row_number() over () as place from (
@@ -103,14 +105,14 @@ pub async fn claim(
                  order by priority, visible_at, run_id, task_no
                  limit cardinality($7::text[]) for update skip locked) c)
          update tasks t set state = 1, attempt = t.attempt + 1, lease_owner = w.owner,
-             lease_expires_at = clock_timestamp() + t.lease_ms * interval '1 ms',
-             start_to_close_at = clock_timestamp() + t.start_to_close_ms * interval '1 ms',
-             heartbeat_due_at = clock_timestamp() + t.heartbeat_ms * interval '1 ms',
+             lease_expires_at = n.now + t.lease_ms * interval '1 ms',
+             start_to_close_at = n.now + t.start_to_close_ms * interval '1 ms',
+             heartbeat_due_at = n.now + t.heartbeat_ms * interval '1 ms',
              heartbeat_at = null, heartbeat = null, poll_request_id = w.poll, holder_knows = $6,
              seen_event_id = case when t.kind = 0 then r.next_event_id - 1 end
-         from p join w on w.place = p.place join workflow_runs r on r.run_id = p.run_id
+         from n, p join w on w.place = p.place join workflow_runs r on r.run_id = p.run_id
          where t.run_id = p.run_id and t.task_no = p.task_no
-         returning t.run_id, t.task_no, p.place, t.attempt, t.seen_event_id, clock_timestamp() as leased_at,
+         returning t.run_id, t.task_no, p.place, t.attempt, t.seen_event_id, n.now as leased_at,
              t.lease_expires_at, t.start_to_close_at, t.heartbeat_due_at",
     )
     .bind(namespace.as_str())

@@ -4,9 +4,11 @@ use std::sync::LazyLock;
 
 use chrono::{DateTime, Utc};
 use serde_json::value::RawValue;
-use sqlx::{Connection, PgConnection, Row};
+use sqlx::{PgConnection, Row};
 
 use super::item::{HeaderRow, Item};
+use super::pool;
+use super::trouble::Trouble;
 use crate::domain::time::Timestamp;
 
 /// Items in one statement.
@@ -19,6 +21,9 @@ pub enum Outcome {
     Committed(Timestamp),
     /// A fence did not hold; nothing of it was written.
     Refused,
+    /// The database was too busy, or others held what it needed for too long; nothing of it was
+    /// written.
+    Crowded,
     /// The statement failed because of it; nothing of it was written.
     Failed,
     /// The database was out of reach before anything was sent; nothing was written.
@@ -27,10 +32,16 @@ pub enum Outcome {
     Unknown,
 }
 
-/// The statement with its placeholders numbered: `{name:text,int}` stands for two array
-/// parameters.
-static STATEMENT: LazyLock<&'static str> =
-    LazyLock::new(|| Box::leak(number_parameters(include_str!("commit.sql")).into_boxed_str()));
+/// The door's text with its placeholders named: `{name:text,int}` stands for two array parameters.
+/// Tests break it on purpose, and see that it is noticed.
+pub const TEMPLATE: &str = include_str!("commit.sql");
+
+static STATEMENT: LazyLock<&'static str> = LazyLock::new(|| statement_from(TEMPLATE));
+
+/// A template with its placeholders numbered. The text stays for as long as the process lives.
+pub fn statement_from(template: &str) -> &'static str {
+    Box::leak(number_parameters(template).into_boxed_str())
+}
 
 fn number_parameters(template: &str) -> String {
     let mut statement = String::with_capacity(template.len() + 1024);
@@ -71,8 +82,8 @@ macro_rules! columns {
         struct Columns<'a> { $($name: Vec<$kind>,)* _items: std::marker::PhantomData<&'a ()> }
 
         impl<'a> Columns<'a> {
-            fn bind(self) -> sqlx::query::Query<'a, sqlx::Postgres, sqlx::postgres::PgArguments> {
-                let query = sqlx::query(statement());
+            fn bind(self, statement: &'static str) -> sqlx::query::Query<'a, sqlx::Postgres, sqlx::postgres::PgArguments> {
+                let query = sqlx::query(statement);
                 $(let query = query.bind(self.$name);)*
                 query
             }
@@ -111,6 +122,9 @@ columns! {
     relays_ord: i32, relays_run: &'a str, relays_event: i64, relays_body: &'a str,
 }
 
+/// Mode of a task row that is written without a fence: only locked, together with the fenced ones.
+const LOCK_ONLY: i16 = 4;
+
 impl<'a> Columns<'a> {
     /// The columns of a batch. Items come in the order of their runs, so that every array is in key
     /// order, which is the order in which rows are locked.
@@ -136,6 +150,14 @@ impl<'a> Columns<'a> {
             to.fence_mode.push(fence.mode);
             to.fence_owner.push(fence.owner.as_deref());
             to.fence_attempt.push(fence.attempt);
+        }
+        for task in item.unfenced() {
+            to.fence_ord.push(ord);
+            to.fence_run.push(run);
+            to.fence_task.push(task);
+            to.fence_mode.push(LOCK_ONLY);
+            to.fence_owner.push(None);
+            to.fence_attempt.push(None);
         }
         if let Some(workflow) = &item.workflow {
             to.workflow_ord.push(ord);
@@ -292,42 +314,77 @@ fn small(n: usize) -> i32 {
 /// An item that makes the statement fail is found by writing them one by one, so that it never
 /// takes its neighbours with it.
 pub async fn commit(connection: &mut PgConnection, items: &[Item]) -> Vec<Outcome> {
+    commit_with(connection, statement(), items).await
+}
+
+/// [`commit`] with another text for the door, see [`TEMPLATE`].
+pub async fn commit_with(
+    connection: &mut PgConnection,
+    statement: &'static str,
+    items: &[Item],
+) -> Vec<Outcome> {
     let mut order: Vec<usize> = (0..items.len()).collect();
     order.sort_by_key(|place| items[*place].run);
-    let mut outcomes = vec![Outcome::Unknown; items.len()];
     let sorted: Vec<&Item> = order.iter().map(|place| &items[*place]).collect();
-    match write(connection, &sorted).await {
-        Ok(written) => {
-            for (place, outcome) in order.iter().zip(written) {
-                outcomes[*place] = outcome;
-            }
-        }
-        Err(error) if is_broken(&error) => {
+    let written = match write(connection, statement, &sorted).await {
+        Ok(written) => written,
+        Err(error) if Trouble::of(&error) == Trouble::Connection => {
             tracing::warn!(error = %error, items = items.len(), "commit: connection lost");
+            vec![Outcome::Unknown; items.len()]
         }
-        Err(error) if items.len() == 1 => {
-            tracing::error!(error = %error, run = %items[0].run, "commit: statement failed");
-            outcomes[0] = Outcome::Failed;
-        }
+        Err(error) if items.len() == 1 => vec![failed(&error, sorted[0])],
         Err(error) => {
             tracing::warn!(error = %error, items = items.len(), "commit: batch failed, one by one");
-            for (place, item) in order.iter().zip(&sorted) {
-                outcomes[*place] = match write(connection, std::slice::from_ref(item)).await {
-                    Ok(written) => written.first().copied().unwrap_or(Outcome::Unknown),
-                    Err(error) if is_broken(&error) => Outcome::Unknown,
-                    Err(error) => {
-                        tracing::error!(error = %error, run = %item.run, "commit: statement failed");
-                        Outcome::Failed
-                    }
-                };
-            }
+            one_by_one(connection, statement, &sorted).await
         }
+    };
+    let mut outcomes = vec![Outcome::Unknown; items.len()];
+    for (place, outcome) in order.into_iter().zip(written) {
+        outcomes[place] = outcome;
     }
     outcomes
 }
 
-async fn write(connection: &mut PgConnection, items: &[&Item]) -> sqlx::Result<Vec<Outcome>> {
-    let row = Columns::of(items).bind().fetch_one(connection).await?;
+/// The items of a statement that failed, each on its own. Once the connection is gone the rest is
+/// known not to be written.
+async fn one_by_one(
+    connection: &mut PgConnection,
+    statement: &'static str,
+    items: &[&Item],
+) -> Vec<Outcome> {
+    let mut outcomes = Vec::with_capacity(items.len());
+    for item in items {
+        match write(connection, statement, std::slice::from_ref(item)).await {
+            Ok(written) => outcomes.push(written.first().copied().unwrap_or(Outcome::Unknown)),
+            Err(error) if Trouble::of(&error) == Trouble::Connection => {
+                tracing::warn!(error = %error, "commit: connection lost");
+                outcomes.push(Outcome::Unknown);
+                break;
+            }
+            Err(error) => outcomes.push(failed(&error, item)),
+        }
+    }
+    outcomes.resize(items.len(), Outcome::Unreached);
+    outcomes
+}
+
+/// What became of an item whose own statement failed.
+fn failed(error: &sqlx::Error, item: &Item) -> Outcome {
+    if Trouble::of(error) == Trouble::Crowd {
+        tracing::warn!(error = %error, run = %item.run, "commit: statement given up");
+        return Outcome::Crowded;
+    }
+    tracing::error!(error = %error, run = %item.run, "commit: statement failed");
+    Outcome::Failed
+}
+
+async fn write(
+    connection: &mut PgConnection,
+    statement: &'static str,
+    items: &[&Item],
+) -> sqlx::Result<Vec<Outcome>> {
+    let query = Columns::of(items).bind(statement);
+    let row = pool::bounded(query.fetch_one(connection)).await?;
     let accepted: Vec<bool> = row.try_get(0)?;
     let now: DateTime<Utc> = row.try_get(1)?;
     Ok(accepted
@@ -340,17 +397,6 @@ async fn write(connection: &mut PgConnection, items: &[&Item]) -> sqlx::Result<V
             }
         })
         .collect())
-}
-
-/// Whether the connection is gone, so that nobody knows what became of the statement.
-fn is_broken(error: &sqlx::Error) -> bool {
-    match error {
-        sqlx::Error::Database(database) => {
-            // admin_shutdown, crash_shutdown, cannot_connect_now: the server went away.
-            database.code().is_some_and(|code| code.starts_with("57P"))
-        }
-        _ => true,
-    }
 }
 
 /// Settings of a connection that the door uses: a plan chosen on an empty database would scan and
@@ -376,7 +422,7 @@ pub async fn connect(options: &sqlx::postgres::PgConnectOptions) -> sqlx::Result
         .clone()
         .application_name("leasehold commit")
         .options(PINNED.iter().copied());
-    PgConnection::connect_with(&options).await
+    pool::connect(&options).await
 }
 
 #[cfg(test)]

@@ -12,24 +12,27 @@ lr as materialized (
     select i.ord from i join workflow_runs r on r.run_id = i.run_id
     where i.version > 0 and r.version = i.version
     order by r.run_id for no key update of r),
--- Fence 2: leases, addressed by primary key only, after all headers.
+-- Fence 2: leases, addressed by primary key only, after all headers. Tasks that an item closes or
+-- makes ready again without a fence are locked here as well (mode 4), so that every task row is
+-- locked in key order, and renewals in the same order never meet a commit crosswise.
 f as materialized (
     select * from unnest({fences:int,text,int,smallint,text,int}) f(ord, run_id, task_no, mode, owner, attempt)),
 lt as materialized (
-    select f.ord from f join tasks t on t.run_id = f.run_id and t.task_no = f.task_no
+    select f.ord, f.mode from f join tasks t on t.run_id = f.run_id and t.task_no = f.task_no
     where case f.mode
             when 0 then t.lease_owner = f.owner and t.attempt = f.attempt and t.lease_expires_at > clock_timestamp()
             when 1 then t.lease_owner = f.owner and t.attempt = f.attempt
             when 2 then t.lease_owner = f.owner and t.attempt = f.attempt
                 and least(t.lease_expires_at, t.start_to_close_at, t.heartbeat_due_at) <= clock_timestamp()
-            else t.lease_owner is null
+            when 3 then t.lease_owner is null
+            else true
           end
       and (select count(*) from lr) >= 0
     order by t.run_id, t.task_no for update of t),
 pre as materialized (
     select array_agg(n = 0 order by ord) as a from (
         select ord, sum(n) as n from (
-            select ord, -pre as n from i union all select ord, 1 from lr union all select ord, 1 from lt) u
+            select ord, -pre as n from i union all select ord, 1 from lr union all select ord, 1 from lt where mode < 4) u
         group by ord) z),
 -- Fence 3: keys. Last, because a claim is itself a write; so an item claims at most one.
 w as materialized (
@@ -52,7 +55,7 @@ qi as (
 ok as materialized (
     select array_agg(n = 0 order by ord) as a, clock_timestamp() as now from (
         select ord, sum(n) as n from (
-            select ord, -need as n from i union all select ord, 1 from lr union all select ord, 1 from lt
+            select ord, -need as n from i union all select ord, 1 from lr union all select ord, 1 from lt where mode < 4
             union all select w.ord, 1 from w where w.run_id in (select run_id from wi)
             union all select q.ord, 1 from q where q.run_id in (select run_id from qi)) u
         group by ord) z),

@@ -1,7 +1,7 @@
 //! History as it is served: ranges of stored events, cut in the server and never in SQL.
 
+use super::pool::PgPool;
 use serde_json::value::RawValue;
-use sqlx::PgPool;
 
 use super::unsigned;
 use crate::domain::ids::RunId;

@@ -211,6 +211,16 @@ impl Item {
         self.run
     }
 
+    /// Tasks of the deciding run that are closed or made ready again, and that no fence names.
+    pub(super) fn unfenced(&self) -> impl Iterator<Item = i32> {
+        let run = &self.runs[0];
+        let again = run.tasks_again.iter().map(|(no, ..)| no);
+        let written = run.tasks_closed.iter().chain(again);
+        written
+            .filter(|no| self.fences.iter().all(|fence| fence.task_no != **no))
+            .copied()
+    }
+
     /// The key that it claims, if any: no two items of a batch may claim the same one.
     pub(super) fn key(&self) -> Option<String> {
         match (&self.workflow, &self.request) {

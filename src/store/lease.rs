@@ -5,7 +5,8 @@
 
 use std::sync::Arc;
 
-use sqlx::{FromRow, PgPool};
+use super::pool::PgPool;
+use sqlx::FromRow;
 
 use super::{run_id, unsigned, unsigned32};
 use crate::domain::ids::{Namespace, RunId, TaskId, TaskQueue, WorkerId};
@@ -264,6 +265,8 @@ pub struct Lost {
     pub attempt: u32,
     /// Milliseconds before the task may be handed out again.
     pub delay_ms: u64,
+    /// The hand-out was made by then, or is another one that looks the same and stays.
+    pub granted_by: Option<Timestamp>,
 }
 
 /// Makes tasks ready whose lease ended without a report. Hand-outs go on counting. Returns the
@@ -277,14 +280,19 @@ pub async fn give_back(pool: &PgPool, which: Which, lost: &[Lost]) -> sqlx::Resu
     let owners: Vec<&str> = lost.iter().map(|l| l.owner.as_str()).collect();
     let attempts: Vec<i32> = lost.iter().map(|l| l.attempt.cast_signed()).collect();
     let delays: Vec<i64> = lost.iter().map(|l| l.delay_ms.cast_signed()).collect();
+    let granted_by: Vec<Option<Time>> = lost
+        .iter()
+        .map(|l| l.granted_by.map(Timestamp::to_chrono))
+        .collect();
     let places: Vec<i64> = sqlx::query_scalar(
         "with l as materialized (
              select t.run_id, t.task_no, l.delay_ms, l.place
-             from unnest($1::text[], $2::int[], $3::text[], $4::int[], $5::bigint[])
-                 with ordinality as l(run_id, task_no, owner, attempt, delay_ms, place)
+             from unnest($1::text[], $2::int[], $3::text[], $4::int[], $5::bigint[], $6::timestamptz[])
+                 with ordinality as l(run_id, task_no, owner, attempt, delay_ms, granted_by, place)
              join tasks t on t.run_id = l.run_id and t.task_no = l.task_no
              where t.lease_owner = l.owner and t.attempt = l.attempt
-               and ($6 or t.lease_expires_at <= clock_timestamp())
+               and ($7 or t.lease_expires_at <= clock_timestamp())
+               and (l.granted_by is null or t.lease_expires_at <= l.granted_by + t.lease_ms * interval '1 ms')
              order by t.run_id, t.task_no for update of t)
          update tasks t set state = 0, visible_at = clock_timestamp() + l.delay_ms * interval '1 ms',
              lease_owner = null, lease_expires_at = null, start_to_close_at = null, heartbeat_due_at = null,
@@ -297,6 +305,7 @@ pub async fn give_back(pool: &PgPool, which: Which, lost: &[Lost]) -> sqlx::Resu
     .bind(owners)
     .bind(attempts)
     .bind(delays)
+    .bind(granted_by)
     .bind(which == Which::Named)
     .fetch_all(pool)
     .await?;

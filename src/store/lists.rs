@@ -1,6 +1,7 @@
 //! Lists for callers and operators: runs page by page, the queues and what waits on them.
 
-use sqlx::{FromRow, PgPool};
+use super::pool::PgPool;
+use sqlx::FromRow;
 
 use super::{run_id, unsigned32};
 use crate::domain::ids::{Namespace, TaskQueue, WorkflowId};

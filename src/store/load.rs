@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use sqlx::{FromRow, PgPool};
+use super::pool::PgPool;
+use sqlx::FromRow;
 
 use super::{run_id, unsigned, unsigned32};
 use crate::domain::ids::{Namespace, RunId, WorkflowId};

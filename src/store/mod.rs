@@ -14,13 +14,15 @@ pub mod load;
 pub mod migrate;
 pub mod namespaces;
 pub mod notify;
+pub mod pool;
 pub mod receipts;
 pub mod relays;
 pub mod timers;
+mod trouble;
 pub mod workers;
 
-use sqlx::PgPool;
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use pool::PgPool;
+use sqlx::postgres::PgConnectOptions;
 
 use crate::domain::ids::RunId;
 
@@ -45,22 +47,15 @@ pub struct PoolSizes {
     pub hot: u32,
 }
 
-/// How long a caller waits for a free connection before it is told to try again.
-const ACQUIRE_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(5);
-
 impl Store {
     /// Opens the pools. Connections are made when they are needed.
     pub fn new(options: PgConnectOptions, sizes: PoolSizes) -> Self {
         let pool = |name: &str, size: u32, settings: &[(&str, &str)]| {
-            PgPoolOptions::new()
-                .max_connections(size)
-                .acquire_timeout(ACQUIRE_TIMEOUT)
-                .connect_lazy_with(
-                    options
-                        .clone()
-                        .application_name(name)
-                        .options(settings.iter().copied()),
-                )
+            let options = options
+                .clone()
+                .application_name(name)
+                .options(settings.iter().copied());
+            PgPool::new(options, size)
         };
         Self {
             reads: pool(
@@ -115,10 +110,19 @@ pub async fn now(pool: &PgPool) -> sqlx::Result<crate::domain::time::Timestamp> 
     Ok(now.into())
 }
 
+/// How long the database may take to show that it is ready.
+const READY_WITHIN: std::time::Duration = std::time::Duration::from_secs(3);
+
 /// Whether the database answers, with the schema that this binary needs.
 pub async fn is_ready(pool: &PgPool) -> bool {
-    match pool.acquire().await {
-        Ok(mut connection) => migrate::check(&mut connection).await.is_ok(),
-        Err(_) => false,
-    }
+    let check = async {
+        let mut connection = pool.acquire().await.ok()?;
+        migrate::check(&mut connection).await.ok()?;
+        connection.whole();
+        Some(())
+    };
+    matches!(
+        tokio::time::timeout(READY_WITHIN, check).await,
+        Ok(Some(()))
+    )
 }

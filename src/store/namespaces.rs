@@ -1,6 +1,6 @@
 //! Namespaces.
 
-use sqlx::PgPool;
+use super::pool::PgPool;
 
 /// The names of all namespaces.
 ///

@@ -1,7 +1,7 @@
 //! Hints between nodes: one small notification per interval, from a connection of its own, after the
 //! commits that it speaks of. A lost hint costs time, never a task.
 
-use sqlx::PgPool;
+use super::pool::PgPool;
 use sqlx::postgres::{PgListener, PgPoolOptions};
 
 use super::Store;

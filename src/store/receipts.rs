@@ -1,6 +1,7 @@
 //! Callers' command keys: what a key stood for when it was first used.
 
-use sqlx::{FromRow, PgPool};
+use super::pool::PgPool;
+use sqlx::FromRow;
 
 use super::{run_id, unsigned};
 use crate::domain::ids::{Namespace, RunId, WorkflowId};

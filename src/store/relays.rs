@@ -1,7 +1,7 @@
 //! Relays: what runs have to tell other runs. They are written through the door, and read and removed
 //! here.
 
-use sqlx::PgPool;
+use super::pool::PgPool;
 
 use super::{run_id, unsigned};
 use crate::domain::decision::Relay;

@@ -1,6 +1,6 @@
 //! Timer rows: which are due, and when the next one will be.
 
-use sqlx::PgPool;
+use super::pool::PgPool;
 
 use super::{run_id, unsigned, unsigned32};
 use crate::domain::decision::{TimerKey, TimerKind};

@@ -1,6 +1,7 @@
 //! Worker registrations. Plain short statements: a registration is configuration, not work.
 
-use sqlx::{FromRow, PgConnection, PgPool};
+use super::pool::{PgPool, bounded};
+use sqlx::{FromRow, PgConnection};
 
 use super::{unsigned, unsigned32};
 use crate::domain::event::Json;
@@ -90,17 +91,18 @@ pub async fn lock(
     worker_id: &WorkerId,
 ) -> sqlx::Result<Option<Registration>> {
     // The advisory lock also covers a worker id that has no row yet.
-    sqlx::query("select pg_advisory_xact_lock(hashtextextended($1 || chr(10) || $2, 7))")
-        .bind(namespace.as_str())
-        .bind(worker_id.as_str())
-        .execute(&mut *connection)
-        .await?;
-    let row: Option<Row> =
+    let lock =
+        sqlx::query("select pg_advisory_xact_lock(hashtextextended($1 || chr(10) || $2, 7))")
+            .bind(namespace.as_str())
+            .bind(worker_id.as_str())
+            .execute(&mut *connection);
+    bounded(lock).await?;
+    let read =
         sqlx::query_as("select * from workers where namespace = $1 and worker_id = $2 for update")
             .bind(namespace.as_str())
             .bind(worker_id.as_str())
-            .fetch_optional(connection)
-            .await?;
+            .fetch_optional(connection);
+    let row: Option<Row> = bounded(read).await?;
     row.map(Registration::try_from).transpose()
 }
 
@@ -111,7 +113,7 @@ pub async fn lock(
 pub async fn write(connection: &mut PgConnection, worker: &Registration) -> sqlx::Result<()> {
     let said = &worker.description;
     let queues: Vec<&str> = said.queues.iter().map(TaskQueue::as_str).collect();
-    sqlx::query(
+    let write = sqlx::query(
         "insert into workers (namespace, worker_id, epoch, status, task_queues, runtime, sdk_version, build_id,
              workflow_types, activity_types, workflow_definition_fingerprints, workflow_command_contracts,
              capabilities, capability_manifest, max_concurrent_workflow_tasks, max_concurrent_activity_tasks,
@@ -154,8 +156,8 @@ pub async fn write(connection: &mut PgConnection, worker: &Registration) -> sqlx
     .bind(said.process_metrics.as_ref().map(|metrics| metrics.get()))
     .bind(said.heartbeat_interval_seconds.map(u32::cast_signed))
     .bind(worker.registered_at.to_chrono())
-    .execute(connection)
-    .await?;
+    .execute(connection);
+    bounded(write).await?;
     Ok(())
 }
 
@@ -210,7 +212,8 @@ pub async fn beat(
     beat: &Beat,
 ) -> sqlx::Result<Option<Registration>> {
     let row: Option<Row> = sqlx::query_as(
-        "update workers set last_heartbeat_at = clock_timestamp(), task_slots = coalesce($3, task_slots),
+        "update workers set last_heartbeat_at = clock_timestamp(),
+             task_slots = coalesce((coalesce(task_slots, '{}')::jsonb || $3::jsonb)::text, task_slots),
              process_metrics = coalesce($4, process_metrics),
              heartbeat_interval_seconds = coalesce($5, heartbeat_interval_seconds)
          where namespace = $1 and worker_id = $2 returning *",

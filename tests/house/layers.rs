@@ -60,6 +60,7 @@ const LAYERS: &[Layer] = &[
             "metrics_exporter_prometheus",
             "serde_path_to_error",
             "sha2",
+            "tokio::task",
             "tracing",
             "utoipa",
             "utoipa_actix_web",
@@ -88,7 +89,14 @@ const LAYERS: &[Layer] = &[
         name: "store",
         owns: "all SQL; the door for writes",
         imports: &["domain", "payload"],
-        crates: &["chrono", "metrics", "sqlx", "tokio", "tracing"],
+        crates: &[
+            "chrono",
+            "futures_util",
+            "metrics",
+            "sqlx",
+            "tokio",
+            "tracing",
+        ],
     },
     Layer {
         name: "clock",

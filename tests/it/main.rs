@@ -8,5 +8,20 @@
     reason = "a test stops at the first thing that is not as it should be"
 )]
 
+mod activity_tasks;
+mod announcements;
+mod capability_rules;
+mod checks;
+mod control;
+mod delivery;
+mod envelope;
 mod life;
+mod lifecycle;
+mod malformed;
+mod negotiation;
+mod polls;
+mod races;
+mod registration;
+mod restart;
 mod support;
+mod workflow_tasks;

@@ -1,5 +1,7 @@
 //! What integration tests share: a database and a server of their own, and a client for it.
 
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -21,6 +23,17 @@ pub struct TestDb {
     pub options: PgConnectOptions,
     name: String,
 }
+
+/// Tables of [`TestDb::contents`]: what reports, commands and registrations write.
+const TABLES: [&str; 7] = [
+    "workflow_runs",
+    "workflow_instances",
+    "history_batches",
+    "tasks",
+    "timers",
+    "request_receipts",
+    "workers",
+];
 
 static NEXT: AtomicU32 = AtomicU32::new(0);
 static TEMPLATE: OnceCell<String> = OnceCell::const_new();
@@ -84,6 +97,27 @@ impl TestDb {
             .expect("the test database answers")
     }
 
+    /// Runs a statement that sets something up which no request can.
+    pub async fn execute(&self, statement: &str) {
+        execute(&mut self.connect().await, statement.to_owned()).await;
+    }
+
+    /// A digest of everything that is stored, table by table, to see that nothing changed.
+    pub async fn contents(&self) -> BTreeMap<&'static str, String> {
+        let mut connection = self.connect().await;
+        let mut contents = BTreeMap::new();
+        for table in TABLES {
+            let digest: Option<String> = sqlx::query_scalar(sqlx::AssertSqlSafe(format!(
+                "select count(*) || ' ' || coalesce(md5(string_agg(t::text, '|' order by t::text)), '') from {table} t"
+            )))
+            .fetch_one(&mut connection)
+            .await
+            .expect("the table can be read");
+            contents.insert(table, digest.expect("a digest"));
+        }
+        contents
+    }
+
     /// Drops the database; a failed test keeps its own, to be looked at.
     pub async fn drop(self) {
         let mut admin = admin().await;
@@ -145,6 +179,17 @@ impl TestServer {
         }
     }
 
+    /// Starts another node on the same database, and a client for it.
+    pub async fn other_node(&self) -> (Node, Client) {
+        let mut settings = settings();
+        settings.worker_protocol.clone_from(&self.client.version);
+        let node = Node::start(settings, self.db.options.clone())
+            .await
+            .unwrap_or_else(|error| panic!("the other node starts: {error}"));
+        let client = Client::new(&format!("http://{}", node.address()), &self.client.version);
+        (node, client)
+    }
+
     /// Stops the server and drops its database.
     pub async fn stop(self) {
         self.node.stop().await;
@@ -170,15 +215,33 @@ impl Answer {
     /// Asserts the status and gives the body.
     #[track_caller]
     pub fn expect(self, status: u16) -> Value {
-        assert_eq!(self.status.as_u16(), status, "{:#}", self.body);
+        assert_eq!(self.status.as_u16(), status, "{:#}", brief(&self.body));
         self.body
+    }
+
+    /// Asserts a 422 whose only problems are with these fields, and gives the body.
+    #[track_caller]
+    pub fn invalid(self, fields: &[&str]) -> Value {
+        let body = self.refused(422, "validation_failed");
+        let listed = body["errors"].as_object().expect("errors");
+        let listed: Vec<&str> = listed.keys().map(String::as_str).collect();
+        assert_eq!(listed, fields, "{:#}", brief(&body));
+        assert_eq!(body["errors"], body["validation_errors"]);
+        body
+    }
+
+    /// A header of the answer, empty when it is absent.
+    pub fn header(&self, name: &str) -> &str {
+        self.headers
+            .get(name)
+            .map_or("", |value| value.to_str().expect("a text header"))
     }
 
     /// Asserts status and reason of a refusal and gives the body.
     #[track_caller]
     pub fn refused(self, status: u16, reason: &str) -> Value {
         let body = self.expect(status);
-        assert_eq!(body["reason"], reason, "{body:#}");
+        assert_eq!(body["reason"], reason, "{:#}", brief(&body));
         body
     }
 }
@@ -201,13 +264,55 @@ impl Client {
         }
     }
 
+    /// A client that sends another worker protocol version.
+    pub fn speaking(&self, version: &str) -> Self {
+        Self {
+            version: version.to_owned(),
+            ..self.clone()
+        }
+    }
+
+    /// A request without any header.
+    pub fn bare(&self, method: Method, path: &str) -> reqwest::RequestBuilder {
+        self.http.request(method, format!("{}/api{path}", self.url))
+    }
+
+    /// Sends bytes as they are over a connection of their own and reads until the server closes it,
+    /// which the request must ask for. Gives status, head and JSON body.
+    pub async fn raw(&self, request: impl Into<Vec<u8>>) -> (u16, String, Value) {
+        let address = self.url.trim_start_matches("http://").to_owned();
+        let request = request.into();
+        let answer = tokio::task::spawn_blocking(move || {
+            let mut stream = std::net::TcpStream::connect(address).expect("the server listens");
+            stream
+                .set_read_timeout(Some(Duration::from_secs(10)))
+                .expect("a timeout");
+            // The server may answer and close before it has read everything.
+            let _ = stream.write_all(&request);
+            let mut answer = Vec::new();
+            let _ = stream.read_to_end(&mut answer);
+            String::from_utf8_lossy(&answer).into_owned()
+        })
+        .await
+        .expect("the exchange ends");
+        let (head, body) = answer
+            .split_once("\r\n\r\n")
+            .unwrap_or_else(|| panic!("no answer: {answer:?}"));
+        let status = head
+            .split(' ')
+            .nth(1)
+            .and_then(|status| status.parse().ok());
+        let body = serde_json::from_str(body).unwrap_or_else(|_| Value::String(body.to_owned()));
+        (status.expect("a status"), head.to_ascii_lowercase(), body)
+    }
+
     /// A request with every header that this plane needs.
     pub fn request(&self, method: Method, path: &str) -> reqwest::RequestBuilder {
         let request = self
             .http
             .request(method, format!("{}/api{path}", self.url))
             .bearer_auth(TOKEN);
-        if path.starts_with("/worker") {
+        if path == "/worker" || path.starts_with("/worker/") {
             request.header("X-Durable-Workflow-Protocol-Version", &self.version)
         } else {
             request.header("X-Durable-Workflow-Control-Plane-Version", "2")
@@ -254,7 +359,10 @@ impl Client {
             "supported_workflow_types": workflows,
             "supported_activity_types": activities,
         });
-        body["capability_manifest"] = json!({});
+        let entry = json!({"supported": false, "minimum_protocol_version": "1.18"});
+        body["capability_manifest"] = json!({
+            "local_activities": entry, "worker_sessions": entry, "sticky_execution": entry,
+        });
         self.post("/worker/register", body).await.expect(200);
     }
 
@@ -265,50 +373,173 @@ impl Client {
         started["run_id"].as_str().expect("a run id").to_owned()
     }
 
+    /// Starts a workflow of type `flow` on queue `q` with these further fields and gives its run id.
+    pub async fn start_with(&self, workflow: &str, fields: Value) -> String {
+        let body = json!({"workflow_id": workflow, "workflow_type": "flow", "task_queue": "q"});
+        let started = self
+            .post("/workflows", merged(body, fields))
+            .await
+            .expect(201);
+        text(&started, "run_id").to_owned()
+    }
+
+    /// Registers worker `w` for queue `q`, workflow type `flow` and activity type `act`, starts
+    /// workflow `wf` and gives its first workflow task.
+    pub async fn first_task(&self) -> Value {
+        self.register("w", "q", &["flow"], &["act"]).await;
+        self.start("wf", "flow", "q").await;
+        let task = self.poll("workflow", "w", "q", 5).await;
+        assert!(task.is_object(), "no task");
+        task
+    }
+
+    /// As [`Client::first_task`], then schedules an activity with these further fields and gives its
+    /// first task.
+    pub async fn first_activity(&self, fields: Value) -> Value {
+        let task = self.first_task().await;
+        let command = merged(
+            json!({"type": "schedule_activity", "activity_type": "act"}),
+            fields,
+        );
+        self.complete(&task, json!([command])).await.expect(200);
+        let activity = self.poll("activity", "w", "q", 5).await;
+        assert!(activity.is_object(), "no activity");
+        self.started(&activity).await;
+        activity
+    }
+
+    /// Starts a workflow whose id is also the name of its queue, with a worker of its own, schedules an
+    /// activity with these further fields and gives its first task.
+    pub async fn activity_of(&self, name: &str, fields: Value) -> Value {
+        self.register(name, name, &["flow"], &["act"]).await;
+        self.start(name, "flow", name).await;
+        let task = self.poll("workflow", name, name, 5).await;
+        let command = json!({"type": "schedule_activity", "activity_type": "act"});
+        self.complete(&task, json!([merged(command, fields)]))
+            .await
+            .expect(200);
+        self.poll("activity", name, name, 5).await
+    }
+
+    /// Waits until the history shows that this attempt of an activity was handed out.
+    pub async fn started(&self, activity: &Value) {
+        let (workflow, run) = (text(activity, "workflow_id"), text(activity, "run_id"));
+        eventually("ActivityStarted", 5, async || {
+            let history = self.history(workflow, run).await;
+            history
+                .iter()
+                .find(|event| {
+                    event["event_type"] == "ActivityStarted"
+                        && event["payload"]["activity_attempt_id"]
+                            == activity["activity_attempt_id"]
+                })
+                .map(|_| ())
+        })
+        .await;
+    }
+
     /// Polls for a task, at most `seconds`; null when none came.
     pub async fn poll(&self, kind: &str, worker: &str, queue: &str, seconds: u64) -> Value {
+        self.poll_whole(kind, worker, queue, seconds)
+            .await
+            .expect(200)["task"]
+            .take()
+    }
+
+    /// Polls for a task and gives the whole answer.
+    pub async fn poll_whole(&self, kind: &str, worker: &str, queue: &str, seconds: u64) -> Answer {
         let body = json!({"worker_id": worker, "task_queue": queue, "timeout_seconds": seconds});
-        let polled = self.post(&format!("/worker/{kind}-tasks/poll"), body).await;
-        polled.expect(200)["task"].take()
+        self.post(&format!("/worker/{kind}-tasks/poll"), body).await
+    }
+
+    /// Reports on a workflow task under its own fence: `complete`, `fail`, `heartbeat` or `history`,
+    /// with these further fields.
+    pub async fn task(&self, task: &Value, report: &str, fields: Value) -> Answer {
+        let path = format!("/worker/workflow-tasks/{}/{report}", text(task, "task_id"));
+        let fence = json!({
+            "lease_owner": task["lease_owner"],
+            "workflow_task_attempt": task["workflow_task_attempt"],
+        });
+        self.post(&path, merged(fence, fields)).await
+    }
+
+    /// Says under the fence of a workflow task that there is nothing to do.
+    pub async fn wait_for_history(&self, task: &Value) -> Answer {
+        let failure = json!({"message": "nothing to do", "type": "WorkflowTaskWaitingForHistory"});
+        self.task(task, "fail", json!({ "failure": failure })).await
     }
 
     /// Completes a workflow task with these commands.
     pub async fn complete(&self, task: &Value, commands: Value) -> Answer {
-        let path = format!("/worker/workflow-tasks/{}/complete", text(task, "task_id"));
-        let body = json!({
-            "lease_owner": task["lease_owner"],
-            "workflow_task_attempt": task["workflow_task_attempt"],
-            "commands": commands,
-        });
-        self.post(&path, body).await
+        self.task(task, "complete", json!({ "commands": commands }))
+            .await
     }
 
-    /// Reports on an activity task: `complete`, `fail` or `heartbeat`, with these further fields.
+    /// Reports on an activity task under its own fence: `complete`, `fail` or `heartbeat`, with these
+    /// further fields.
     pub async fn report(&self, task: &Value, report: &str, fields: Value) -> Answer {
         let path = format!("/worker/activity-tasks/{}/{report}", text(task, "task_id"));
-        let mut body = json!({
+        let fence = json!({
             "lease_owner": task["lease_owner"],
             "activity_attempt_id": task["activity_attempt_id"],
         });
-        if let (Some(body), Value::Object(fields)) = (body.as_object_mut(), fields) {
-            body.extend(fields);
+        self.post(&path, merged(fence, fields)).await
+    }
+
+    /// Whole history of a run.
+    pub async fn history(&self, workflow: &str, run: &str) -> Vec<Value> {
+        let path = format!("/workflows/{workflow}/runs/{run}/history?page_size=1000");
+        let mut history = self.get(&path).await.expect(200);
+        match history["events"].take() {
+            Value::Array(events) => events,
+            other => panic!("no events: {other}"),
         }
-        self.post(&path, body).await
     }
 
     /// The event types of a run.
     pub async fn events(&self, workflow: &str, run: &str) -> Vec<String> {
-        let history = self
-            .get(&format!(
-                "/workflows/{workflow}/runs/{run}/history?page_size=1000"
-            ))
-            .await
-            .expect(200);
-        let events = history["events"].as_array().expect("events");
-        events
+        let history = self.history(workflow, run).await;
+        history
             .iter()
             .map(|event| text(event, "event_type").to_owned())
             .collect()
+    }
+}
+
+/// A body without the capabilities, to be shown.
+fn brief(body: &Value) -> Value {
+    let mut body = body.clone();
+    if let Some(fields) = body.as_object_mut() {
+        fields.remove("server_capabilities");
+    }
+    body
+}
+
+/// A value as SDKs send it: encoded, in an envelope.
+pub fn envelope(value: Value) -> Value {
+    let payload = leasehold::payload::Payload::from_json(&value).expect("the value can be encoded");
+    json!({"codec": "avro", "blob": &*payload.blob})
+}
+
+/// An object with the fields of another one over its own.
+pub fn merged(mut base: Value, over: Value) -> Value {
+    match (&mut base, over) {
+        (Value::Object(base), Value::Object(over)) => base.extend(over),
+        (_, over) => panic!("not two objects: {over}"),
+    }
+    base
+}
+
+/// The only event of a type.
+#[track_caller]
+pub fn only<'a>(events: &'a [Value], event_type: &str) -> &'a Value {
+    let mut found = events
+        .iter()
+        .filter(|event| event["event_type"] == event_type);
+    match (found.next(), found.next()) {
+        (Some(event), None) => event,
+        (None, _) => panic!("no {event_type} in {events:#?}"),
+        _ => panic!("several {event_type} in {events:#?}"),
     }
 }
 

@@ -161,7 +161,7 @@ fn capability_flags_are_booleans_and_lists_are_lists() {
         ("updates", false),
         ("schedules", false),
         ("child_workflows", false),
-        ("history_export", false),
+        ("history_export", true),
     ] {
         assert_eq!(now[flag], json!(expected), "{flag}");
     }

@@ -4,7 +4,9 @@ use actix_web::HttpRequest;
 use actix_web::http::header;
 use actix_web::web::{Bytes, BytesMut, Payload};
 use futures_util::StreamExt;
-use serde::de::{DeserializeOwned, IgnoredAny};
+use serde::de::{
+    self, DeserializeOwned, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor,
+};
 use serde_json::error::Category;
 use sha2::{Digest as _, Sha256};
 
@@ -92,28 +94,23 @@ pub fn digest(body: &[u8]) -> Digest {
 /// # Errors
 /// `Err` when it is no JSON; `Ok(Err)` when it is, but a field has the wrong type.
 pub fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<Result<T, Problems>, BadBody> {
-    let body = if body.trim_ascii().is_empty() {
-        b"{}"
-    } else {
-        body
-    };
+    let body = body.trim_ascii();
+    let body = if body.is_empty() { b"{}" } else { body };
+    // Fields that are kept as text or ignored are not looked into below, and broken JSON comes first.
+    if let Err(syntax) = Whole::check(body) {
+        return Err(BadBody::Malformed(syntax.to_string()));
+    }
+    if body.first() != Some(&b'{') {
+        return Ok(Err(Problems::of("body", "must be an object")));
+    }
     let mut reader = serde_json::Deserializer::from_slice(body);
     let parsed: Result<T, _> = serde_path_to_error::deserialize(&mut reader);
     let error = match parsed {
-        Ok(value) => {
-            return match reader.end() {
-                Ok(()) => Ok(nul_free(body).map(|()| value)),
-                Err(error) => Err(BadBody::Malformed(error.to_string())),
-            };
-        }
+        Ok(value) => return Ok(nul_free(body).map(|()| value)),
         Err(error) => error,
     };
     if !matches!(error.inner().classify(), Category::Data) {
         return Err(BadBody::Malformed(error.inner().to_string()));
-    }
-    // A type was wrong; the rest has not been looked at, and broken JSON comes first.
-    if let Err(syntax) = serde_json::from_slice::<IgnoredAny>(body) {
-        return Err(BadBody::Malformed(syntax.to_string()));
     }
     let path = error.path().to_string().replace('[', ".").replace(']', "");
     let field = match path.as_str() {
@@ -123,6 +120,81 @@ pub fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<Result<T, Problems>, Ba
     let mut problems = Problems::default();
     problems.add(field, without_position(&error.inner().to_string()));
     Ok(Err(problems))
+}
+
+/// Levels of nesting of a body. Stored values are shown again some levels deeper than they came, and
+/// readers stop at 128.
+const MAX_DEPTH: usize = 100;
+
+/// JSON that can be read whole: not too deep, every text valid, every number within the range of its
+/// type. What passes here can be shown again wherever it is stored. Holds the levels that are left.
+#[derive(Clone, Copy)]
+struct Whole(usize);
+
+impl Whole {
+    fn check(body: &[u8]) -> serde_json::Result<()> {
+        let mut reader = serde_json::Deserializer::from_slice(body);
+        Self(MAX_DEPTH).deserialize(&mut reader)?;
+        reader.end()
+    }
+
+    fn deeper<E: de::Error>(self) -> Result<Self, E> {
+        let left = self.0.checked_sub(1);
+        left.map(Self)
+            .ok_or_else(|| E::custom(format_args!("nested deeper than {MAX_DEPTH} levels")))
+    }
+}
+
+impl<'de> DeserializeSeed<'de> for Whole {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Whole {
+    type Value = ();
+
+    fn expecting(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str("JSON")
+    }
+
+    fn visit_bool<E: de::Error>(self, _: bool) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_i64<E: de::Error>(self, _: i64) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_u64<E: de::Error>(self, _: u64) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_f64<E: de::Error>(self, _: f64) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_str<E: de::Error>(self, _: &str) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_unit<E: de::Error>(self) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<(), A::Error> {
+        let inner = self.deeper()?;
+        while items.next_element_seed(inner)?.is_some() {}
+        Ok(())
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<(), A::Error> {
+        let inner = self.deeper()?;
+        while entries.next_entry_seed(inner, inner)?.is_some() {}
+        Ok(())
+    }
 }
 
 /// The part of a parser's message that speaks of the value, not of the place in the text.
@@ -224,6 +296,29 @@ mod tests {
             "{} {}",
             "nul",
             "{\"a\":\"\\ud800\"}",
+        ] {
+            assert!(
+                matches!(fields(broken), Err(BadBody::Malformed(_))),
+                "{broken}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_could_not_be_shown_again_is_refused_even_where_it_is_not_read() {
+        let nested = |levels| {
+            format!(
+                r#"{{"other":{}{}}}"#,
+                "[".repeat(levels),
+                "]".repeat(levels)
+            )
+        };
+        assert_eq!(fields(&nested(MAX_DEPTH - 1)), Ok(vec![]));
+        let deep = nested(MAX_DEPTH);
+        for broken in [
+            deep.as_str(),
+            r#"{"other":1e400}"#,
+            r#"{"other":{"\udc00":1}}"#,
         ] {
             assert!(
                 matches!(fields(broken), Err(BadBody::Malformed(_))),

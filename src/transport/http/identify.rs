@@ -8,6 +8,7 @@ use crate::domain::ids::Namespace;
 
 use super::api::Api;
 use super::fields;
+use super::problems::Problems;
 
 /// Header that names the namespace.
 pub const NAMESPACE_HEADER: &str = "X-Namespace";
@@ -79,4 +80,27 @@ pub fn namespace(api: &Api, request: &HttpRequest) -> Option<Namespace> {
             .bytes()
             .all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte));
     legal.then(|| Namespace::from(name))
+}
+
+/// Refuses U+0000 in the path or the query of a request: the database cannot hold it, so nothing is
+/// named by it.
+///
+/// # Errors
+/// `path`, or the parameters at fault.
+pub fn nul_free(request: &HttpRequest) -> Result<(), Problems> {
+    const NUL: &str = "%00";
+    let mut problems = Problems::default();
+    if request.path().contains(NUL) {
+        problems.add("path", "must not contain U+0000");
+    }
+    if request.query_string().contains(NUL) {
+        for (name, value) in fields::query(request) {
+            if name.contains('\0') {
+                problems.add("query", "must not contain U+0000 in a name");
+            } else if value.contains('\0') {
+                problems.add(&name, "must not contain U+0000");
+            }
+        }
+    }
+    problems.into_result()
 }

@@ -33,7 +33,7 @@ pub async fn health(api: Data<Api>) -> HttpResponse {
     } else {
         (StatusCode::SERVICE_UNAVAILABLE, "degraded")
     };
-    HttpResponse::build(status).json(json!({
+    plain(status).json(json!({
         "status": word,
         "timestamp": api.engine.clock().now(),
         "checks": {"database": database},
@@ -56,7 +56,7 @@ pub async fn ready(api: Data<Api>) -> HttpResponse {
     } else {
         (StatusCode::SERVICE_UNAVAILABLE, "not_ready")
     };
-    HttpResponse::build(status).json(json!({
+    plain(status).json(json!({
         "status": word,
         "timestamp": api.engine.clock().now(),
         "checks": {

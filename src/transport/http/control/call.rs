@@ -92,6 +92,7 @@ async fn check<R: Allowed, T: DeserializeOwned>(
     let bytes = body::read(request, &mut payload, api.settings.http.max_body_bytes).await?;
     let parsed = body::parse::<T>(&bytes)?;
     let (principal, namespace) = preamble(api, request, R::ROLES).await?;
+    identify::nul_free(request)?;
     Ok(Call {
         api: api.clone(),
         principal,

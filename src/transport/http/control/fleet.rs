@@ -27,11 +27,11 @@ fn status(call: &Call<OperatorOrAdmin, Nothing>, worker: &Registration) -> &'sta
 fn view(call: &Call<OperatorOrAdmin, Nothing>, worker: &Registration) -> Value {
     let said = &worker.description;
     let queues: Vec<&str> = said.queues.iter().map(TaskQueue::as_str).collect();
-    let slot = |name: &str| -> Value {
-        said.slots
-            .as_ref()
-            .and_then(|slots| serde_json::from_str::<Value>(slots.get()).ok())
-            .map_or(Value::Null, |slots| slots[name].clone())
+    // No worker has more free slots than it has slots.
+    let slot = |name: &str, capacity: u32| -> Option<u64> {
+        let slots = said.slots.as_ref()?;
+        let slots: Value = serde_json::from_str(slots.get()).ok()?;
+        Some(slots[name].as_u64()?.min(capacity.into()))
     };
     json!({
         "worker_id": worker.worker_id.as_str(),
@@ -51,11 +51,11 @@ fn view(call: &Call<OperatorOrAdmin, Nothing>, worker: &Registration) -> Value {
         "max_concurrent_activity_tasks": said.max_activity_tasks,
         "max_concurrent_worker_sessions": said.max_sessions,
         "task_slots": {
-            "workflow_available": slot("workflow_available"),
+            "workflow_available": slot("workflow_available", said.max_workflow_tasks),
             "workflow_capacity": said.max_workflow_tasks,
-            "activity_available": slot("activity_available"),
+            "activity_available": slot("activity_available", said.max_activity_tasks),
             "activity_capacity": said.max_activity_tasks,
-            "session_available": slot("session_available"),
+            "session_available": slot("session_available", said.max_sessions),
             "session_capacity": said.max_sessions,
         },
         "process_metrics": said.process_metrics,

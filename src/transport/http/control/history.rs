@@ -94,7 +94,7 @@ async fn history(
         .await?;
     let last = page.next_after.or_else(|| {
         // A follower of an open run goes on from where it is.
-        (follow && state.close.is_none()).then(|| after.max(after + page.count))
+        (follow && state.close.is_none()).then(|| after.saturating_add(page.count))
     });
     Ok(Answer::ok(json!({
         "workflow_id": workflow_id.as_str(),

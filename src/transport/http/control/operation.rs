@@ -89,6 +89,9 @@ impl Operation {
     /// document of its own.
     pub fn of(request: &HttpRequest) -> Option<Self> {
         let path = request.path().strip_prefix("/api/workflows")?;
+        if !path.is_empty() && !path.starts_with('/') {
+            return None;
+        }
         let mut segments = path.split('/').filter(|segment| !segment.is_empty());
         let workflow_id = segments.next().map(decode);
         let rest: Vec<&str> = segments.collect();
@@ -262,6 +265,7 @@ mod tests {
             Some("cancel")
         );
         assert_eq!(name(Method::GET, "/api/workers"), None);
+        assert_eq!(name(Method::GET, "/api/workflowsx"), None);
         let signal = operation(Method::POST, "/api/workflows/a%2Fb/signal/go%20on");
         let object = signal
             .map(|signal| signal.object(&Map::new()))

@@ -361,7 +361,10 @@ fn check_attributes(problems: &mut Problems, attributes: &Json) {
                 "must be text, a number, true, false, null or a list of texts",
             );
         }
-        if value.to_string().len() > MAX_ATTRIBUTE_VALUE {
+        let bytes = value
+            .as_str()
+            .map_or_else(|| value.to_string().len(), str::len);
+        if bytes > MAX_ATTRIBUTE_VALUE {
             problems.add(
                 &field,
                 format!("must have at most {MAX_ATTRIBUTE_VALUE} bytes"),

@@ -191,10 +191,7 @@ impl Responder for Native {
                 let body = envelope(api, &fields);
                 match grant {
                     None => response.body(body),
-                    Some(grant) => response.body(Carrier {
-                        body: Some(body.into()),
-                        grant,
-                    }),
+                    Some(grant) => response.body(Carrier::new(body, grant)),
                 }
             }
         }
@@ -212,11 +209,22 @@ fn envelope(api: &Api, fields: &[u8]) -> Vec<u8> {
     api.envelope.wrap(fields).unwrap_or_default()
 }
 
-/// A body that carries a task: once all of it was taken the worker holds the lease; dropped before
+/// A body that carries a task: once all of it was written the worker holds the lease; dropped before
 /// that, the lease is given back.
 struct Carrier {
     body: Option<Bytes>,
+    written: bool,
     grant: Box<Grant>,
+}
+
+impl Carrier {
+    fn new(body: Vec<u8>, grant: Box<Grant>) -> Self {
+        Self {
+            body: Some(body.into()),
+            written: false,
+            grant,
+        }
+    }
 }
 
 impl MessageBody for Carrier {
@@ -228,12 +236,67 @@ impl MessageBody for Carrier {
 
     fn poll_next(
         mut self: Pin<&mut Self>,
-        _: &mut Context<'_>,
+        context: &mut Context<'_>,
     ) -> Poll<Option<Result<Bytes, Self::Error>>> {
-        let body = self.body.take();
-        if body.is_none() {
-            self.grant.delivered();
+        if let Some(body) = self.body.take() {
+            return Poll::Ready(Some(Ok(body)));
         }
-        Poll::Ready(body.map(Ok))
+        if !self.written {
+            // The connection now writes what it has. It comes back only if that went well and the
+            // client is still there; otherwise this is dropped.
+            self.written = true;
+            context.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        self.grant.delivered();
+        Poll::Ready(None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise")]
+
+    use super::*;
+    use crate::domain::ids::{RunId, TaskId};
+    use crate::domain::routing::TaskKind;
+    use crate::domain::time::Timestamp;
+    use crate::matching::{GrantedLease, Releases};
+
+    #[test]
+    fn a_task_is_given_back_unless_the_connection_comes_back_after_writing() {
+        for polls in 0..4 {
+            let (releases, mut given_back) = Releases::new();
+            let at = Timestamp::from_micros(1);
+            let lease = GrantedLease {
+                task: TaskId {
+                    run: RunId::new(at, 1),
+                    no: 1,
+                },
+                kind: TaskKind::Workflow,
+                owner: "w".into(),
+                attempt: 1,
+                seen: None,
+                leased_at: at,
+                lease_expires_at: at,
+                start_to_close_at: None,
+                heartbeat_due_at: None,
+            };
+            let grant = Box::new(Grant::new(lease, releases));
+            let mut carrier = Box::pin(Carrier::new(b"{}".to_vec(), grant));
+            let mut context = Context::from_waker(std::task::Waker::noop());
+            assert_eq!(carrier.size(), BodySize::Sized(2));
+            let mut ended = false;
+            for _ in 0..polls {
+                ended = matches!(carrier.as_mut().poll_next(&mut context), Poll::Ready(None));
+            }
+            assert_eq!(ended, polls == 3);
+            drop(carrier);
+            assert_eq!(
+                given_back.try_recv().is_ok(),
+                polls < 3,
+                "after {polls} polls"
+            );
+        }
     }
 }

@@ -220,9 +220,10 @@ pub fn workflow_refusal(refused: ReportRefused, holder: &Holder, outcome: &'stat
             "The attempt is not the current one.",
         ),
         ReportRefused::AlreadyReported(receipt) => already(&receipt, Reason::TaskNotLeased),
-        ReportRefused::RunClosed(state, close) => {
-            conflict(Reason::RunClosed, "The run is closed.").with_all(closed(&state, &close))
-        }
+        ReportRefused::RunClosed(state, close) => conflict(Reason::RunClosed, "The run is closed.")
+            .with_all(closed(&state, &close))
+            .with("lease_owner", Value::Null)
+            .with("lease_expires_at", Value::Null),
         ReportRefused::RunTimedOut(state) => {
             conflict(Reason::RunTimedOut, "The run has timed out.")
                 .with("run_id", state.id.to_string())

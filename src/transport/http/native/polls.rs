@@ -95,6 +95,12 @@ impl PollBody {
         if let Some(Int(size)) = self.history_page_size {
             problems.within("history_page_size", size, 1..=1_000);
         }
+        if let Some(kinds) = &self.task_kinds
+            && (kinds.is_empty()
+                || (1..kinds.len()).any(|place| kinds[..place].contains(&kinds[place])))
+        {
+            problems.add("task_kinds", "must name one kind or two different ones");
+        }
         for (place, kind) in self.task_kinds.iter().flatten().enumerate() {
             if !matches!(kind.as_str(), "workflow" | "update_validation") {
                 problems.add(
@@ -181,6 +187,9 @@ pub async fn poll(call: Call<WorkerOnly, PollBody>, kind: TaskKind) -> Result<An
     let no_wait = request.wait.is_zero();
     match call.api.engine.poll(request).await {
         Ok(Polled::Task(grant)) => {
+            // Lets the connection look at its socket first: a client that has gone by now is noticed,
+            // this is dropped, and somebody else gets the task.
+            tokio::task::yield_now().await;
             let Some(lease) = grant.lease().cloned() else {
                 return Answer::of(&tasks::no_task("empty", None));
             };

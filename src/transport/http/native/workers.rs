@@ -358,20 +358,8 @@ fn describe(
             .collect();
         kept
     });
-    if let Some(manifest) = &body.capability_manifest {
-        for (name, entry) in manifest {
-            if entry.minimum_protocol_version.len() > 32 {
-                problems.add(
-                    &format!("capability_manifest.{name}.minimum_protocol_version"),
-                    "must have at most 32 characters",
-                );
-            }
-        }
-    } else if call.version.allows(Feature::CapabilityManifest) {
-        problems.add(
-            "capability_manifest",
-            "is required from protocol version 1.18 on",
-        );
+    if call.version.knows(Feature::CapabilityManifest) {
+        check_manifest(&mut problems, call);
     }
     problems.into_result()?;
     check_capabilities(call)?;
@@ -429,6 +417,50 @@ fn fingerprints(
     kept
 }
 
+/// Capabilities that every manifest speaks of.
+const PORTABLE: [&str; 3] = ["local_activities", "worker_sessions", "sticky_execution"];
+
+/// The shape of the capability manifest: required from its version on, with an entry for each
+/// portable capability, which holds nothing that the contract does not know.
+fn check_manifest(problems: &mut Problems, call: &Call<AnyRole, WorkerRegistrationRequest>) {
+    let Some(manifest) = &call.body.capability_manifest else {
+        if call.version.allows(Feature::CapabilityManifest) {
+            problems.add(
+                "capability_manifest",
+                "is required from protocol version 1.18 on",
+            );
+        }
+        return;
+    };
+    for name in PORTABLE {
+        if !manifest.contains_key(name) && call.version.allows(Feature::CapabilityManifest) {
+            problems.add(&format!("capability_manifest.{name}"), "is required");
+        }
+    }
+    for (name, entry) in manifest {
+        let path = |field: &str| format!("capability_manifest.{name}.{field}");
+        if entry.minimum_protocol_version.chars().count() > 32 {
+            problems.add(
+                &path("minimum_protocol_version"),
+                "must have at most 32 characters",
+            );
+        }
+        for (field, value) in &entry.rest {
+            if matches!(field.as_str(), "implementation" | "reason") {
+                let text = value.as_str();
+                if !value.is_null() && text.is_none_or(|text| text.chars().count() > MAX_ID) {
+                    problems.add(
+                        &path(field),
+                        format!("must be a text of at most {MAX_ID} characters"),
+                    );
+                }
+            } else if PORTABLE.contains(&name.as_str()) {
+                problems.add(&path(field), "is not a field of this entry");
+            }
+        }
+    }
+}
+
 /// The capability rules of a registration: manifest and list agree, and each gated name is used at a
 /// version that knows it. A worker may list what this server does not offer.
 fn check_capabilities(call: &Call<AnyRole, WorkerRegistrationRequest>) -> Result<(), Failure> {
@@ -446,10 +478,13 @@ fn check_capabilities(call: &Call<AnyRole, WorkerRegistrationRequest>) -> Result
             ))
     };
     let floor = Feature::CapabilityManifest.floor().to_string();
-    for name in ["local_activities", "worker_sessions", "sticky_execution"] {
-        let Some(manifest) = &call.body.capability_manifest else {
-            break;
-        };
+    let manifest = call
+        .body
+        .capability_manifest
+        .as_ref()
+        .filter(|_| call.version.knows(Feature::CapabilityManifest));
+    for name in PORTABLE {
+        let Some(manifest) = manifest else { break };
         let entry = manifest.get(name);
         if lists(name) != entry.is_some_and(|entry| entry.supported) {
             return refuse(

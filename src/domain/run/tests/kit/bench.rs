@@ -53,6 +53,7 @@ impl Held {
         Input::FailWorkflowTask {
             report: self.report(1),
             failure,
+            code: None,
         }
     }
 

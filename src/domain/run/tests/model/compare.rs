@@ -102,7 +102,9 @@ pub fn describe(run: RunId, input: &Input) -> String {
             let commands: Vec<String> = commands.iter().map(command).collect();
             format!("complete {} [{}]", task_fence(report), commands.join(", "))
         }
-        Input::FailWorkflowTask { report, failure } => {
+        Input::FailWorkflowTask {
+            report, failure, ..
+        } => {
             format!("fail {} {failure:?}", task_fence(report))
         }
         Input::ReportActivity(report) => format!(

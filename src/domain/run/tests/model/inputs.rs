@@ -107,7 +107,11 @@ impl World {
             2 => TaskFailure::Other("no handler".into()),
             _ => TaskFailure::Blocked("nondeterministic".into()),
         };
-        Some(Input::FailWorkflowTask { report, failure })
+        Some(Input::FailWorkflowTask {
+            report,
+            failure,
+            code: None,
+        })
     }
 
     /// The last heartbeat that the row keeps of this hand-out.
@@ -222,7 +226,11 @@ impl World {
             && let Input::CompleteWorkflowTask { report, .. } = input
         {
             let failure = TaskFailure::Other("late".into());
-            input = Input::FailWorkflowTask { report, failure };
+            input = Input::FailWorkflowTask {
+                report,
+                failure,
+                code: None,
+            };
         }
         Some((run, input))
     }

@@ -27,7 +27,9 @@ impl Model {
             Input::CompleteWorkflowTask {
                 report, commands, ..
             } => self.complete(report, commands, now),
-            Input::FailWorkflowTask { report, failure } => self.fail(report, failure, now),
+            Input::FailWorkflowTask {
+                report, failure, ..
+            } => self.fail(report, failure, now),
             Input::AttemptStarted { no, attempt, owner } => {
                 let step = self.activity(*no).map(|(step, _)| step);
                 match step.filter(|step| self.closed.is_none() && self.shown(*step) < *attempt) {

@@ -1,0 +1,326 @@
+//! Lanes: order, batches, the bound in front of them, and what a lost connection costs.
+
+use std::collections::BTreeMap;
+use std::future::{Future, poll_fn};
+use std::task::Poll;
+use std::time::Duration;
+
+use leasehold::domain::ids::RunId;
+use leasehold::domain::run::{Held, RunState};
+use leasehold::store::commit::{MAX_BATCH, Outcome, PINNED};
+use leasehold::store::item::Item;
+use leasehold::store::lane::{Busy, Lanes, QUEUE_BOUND};
+use sqlx::{Connection, PgConnection, Row};
+use tokio::task::JoinSet;
+
+use crate::kit::*;
+use crate::support::eventually;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_pinned_settings_hold_whatever_the_database_prefers() {
+    let bench = Bench::new().await;
+    let mut admin = bench.db.connect().await;
+    let name = column(&mut admin, "select current_database()::text")
+        .await
+        .remove(0);
+    let preferred = [
+        ("jit", "on"),
+        ("plan_cache_mode", "force_custom_plan"),
+        ("enable_seqscan", "on"),
+        ("lock_timeout", "7s"),
+        ("default_transaction_isolation", "serializable"),
+    ];
+    for (setting, value) in preferred {
+        execute(
+            &mut admin,
+            &format!("alter database {name} set {setting} = '{value}'"),
+        )
+        .await;
+    }
+    let show = async |connection: &mut PgConnection| {
+        let mut shown = Vec::new();
+        for (setting, _) in PINNED {
+            shown.push((
+                *setting,
+                column(connection, &format!("show {setting}"))
+                    .await
+                    .remove(0),
+            ));
+        }
+        shown
+    };
+    let wanted: Vec<(&str, String)> = PINNED
+        .iter()
+        .map(|(setting, value)| {
+            let shown = match *value {
+                "2000" => "2s",
+                "10000" => "10s",
+                other => other,
+            };
+            (*setting, shown.to_owned())
+        })
+        .collect();
+    assert!(wanted.contains(&("default_transaction_isolation", "read committed".to_owned())));
+    let mut door = bench.door().await;
+    assert_eq!(show(&mut door).await, wanted);
+    let isolation = column(&mut door, "show transaction_isolation").await;
+    assert_eq!(isolation, ["read committed"]);
+    let mut hot = bench.store.hot.acquire().await.unwrap();
+    assert_eq!(show(&mut hot).await, wanted);
+    drop(hot);
+    bench.end().await;
+}
+
+/// Holds the header of a run until it is let go; a lane that writes the run waits for it.
+struct Block {
+    connection: PgConnection,
+}
+
+impl Block {
+    async fn on(bench: &Bench, run: RunId) -> Self {
+        let mut connection = bench.db.connect().await;
+        execute(&mut connection, "begin").await;
+        let lock = format!("select 1 from workflow_runs where run_id = '{run}' for update");
+        execute(&mut connection, &lock).await;
+        Self { connection }
+    }
+
+    async fn lift(mut self) {
+        execute(&mut self.connection, "rollback").await;
+    }
+}
+
+/// One lane that is busy with a blocked run, and that run's outcome.
+async fn busy_lane(bench: &Bench) -> (Lanes, Block, tokio::task::JoinHandle<Outcome>) {
+    let mut door = bench.door().await;
+    let state = bench.begun(&mut door, "blocked", "w").await;
+    let block = Block::on(bench, state.id).await;
+    let lanes = Lanes::start(&bench.store, 1);
+    let mut decision = decided(&state, signal("go", None));
+    let blocked = item(&mut decision);
+    let waiting = tokio::spawn({
+        let lanes = lanes.clone();
+        async move { lanes.commit(blocked).await.unwrap() }
+    });
+    until_waiting(&mut door, 1).await;
+    (lanes, block, waiting)
+}
+
+/// Gives an item to the lanes and waits in a task of its own. The item has its place in the queue
+/// when this returns.
+async fn enqueue(lanes: &Lanes, item: Item, to: &mut JoinSet<Result<Outcome, Busy>>) {
+    let (queued, is_queued) = tokio::sync::oneshot::channel();
+    let lanes = lanes.clone();
+    to.spawn(async move {
+        let mut commit = Box::pin(lanes.commit(item));
+        // The first poll puts it into the queue.
+        let first = poll_fn(|context| Poll::Ready(commit.as_mut().poll(context))).await;
+        let _ = queued.send(());
+        match first {
+            Poll::Ready(outcome) => outcome,
+            Poll::Pending => commit.await,
+        }
+    });
+    is_queued.await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn batches_are_bounded_and_writes_of_a_run_stay_in_order() {
+    const STARTS: usize = 300;
+    const WRITES: usize = 40;
+    let bench = Bench::new().await;
+    let mut door = bench.door().await;
+    let mut state = bench.begun(&mut door, "ordered", "w").await;
+    let (lanes, block, blocked) = busy_lane(&bench).await;
+    let mut waiting = JoinSet::new();
+    // Each write of the run is decided on the one before it: out of order, the fences refuse it.
+    let mut chain: Vec<Item> = Vec::new();
+    for n in 0..WRITES {
+        let mut decision = decided(&state, signal(&format!("{n}"), None));
+        chain.push(item(&mut decision));
+        state = decision.write.next;
+    }
+    let mut chain = chain.into_iter();
+    for n in 0..STARTS {
+        enqueue(&lanes, item(&mut started(&format!("wf-{n}"))), &mut waiting).await;
+        if n % (STARTS / WRITES) == 0
+            && let Some(next) = chain.next()
+        {
+            enqueue(&lanes, next, &mut waiting).await;
+        }
+    }
+    for next in chain {
+        enqueue(&lanes, next, &mut waiting).await;
+    }
+    block.lift().await;
+    while let Some(outcome) = waiting.join_next().await {
+        assert_committed(outcome.unwrap().unwrap());
+    }
+    assert_committed(blocked.await.unwrap());
+    let folded = check_run(&bench, &mut door, state.id).await.unwrap();
+    let names: Vec<String> = folded
+        .held
+        .iter()
+        .map(|held| match &**held {
+            Held::Signal(signal) => signal.name.to_string(),
+            Held::Update(update) => update.name.to_string(),
+        })
+        .collect();
+    assert_eq!(
+        names,
+        (0..WRITES).map(|n| n.to_string()).collect::<Vec<_>>()
+    );
+    let batches = sqlx::query("select count(*) as items from history_batches group by recorded_at")
+        .fetch_all(&mut door)
+        .await
+        .unwrap();
+    let sizes: Vec<i64> = batches.iter().map(|row| row.get(0)).collect();
+    let largest = *sizes.iter().max().unwrap();
+    assert_eq!(largest, i64::try_from(MAX_BATCH).unwrap(), "{sizes:?}");
+    bench.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_over_the_bound_is_told_so_and_not_written() {
+    let bench = Bench::new().await;
+    let (lanes, block, blocked) = busy_lane(&bench).await;
+    let mut waiting = JoinSet::new();
+    let over = 100;
+    let mut items = Vec::new();
+    for n in 0..QUEUE_BOUND + over {
+        items.push(item(&mut started(&format!("wf-{n}"))));
+    }
+    for item in items {
+        enqueue(&lanes, item, &mut waiting).await;
+    }
+    block.lift().await;
+    let (mut written, mut busy) = (0, 0);
+    while let Some(outcome) = waiting.join_next().await {
+        match outcome.unwrap() {
+            Ok(outcome) => {
+                assert_committed(outcome);
+                written += 1;
+            }
+            Err(Busy) => busy += 1,
+        }
+    }
+    assert_committed(blocked.await.unwrap());
+    assert_eq!(busy, over);
+    let mut connection = bench.db.connect().await;
+    let stored = number(&mut connection, "select count(*) from workflow_runs").await;
+    // The blocked run is one of them.
+    assert_eq!(stored, written + 1);
+    bench.end().await;
+}
+
+async fn kill_lanes(connection: &mut PgConnection) -> i64 {
+    number(
+        connection,
+        "select count(pg_terminate_backend(pid)) from pg_stat_activity
+         where datname = current_database() and application_name = 'leasehold commit'",
+    )
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lane_reconnects_after_its_backend_was_killed() {
+    let bench = Bench::new().await;
+    let mut connection = bench.db.connect().await;
+    let lanes = Lanes::start(&bench.store, 1);
+    assert_committed(lanes.commit(item(&mut started("before"))).await.unwrap());
+    assert_eq!(kill_lanes(&mut connection).await, 1);
+    let mut tries = 0;
+    eventually("a commit works again", 10, async || {
+        tries += 1;
+        let outcome = lanes
+            .commit(item(&mut started(&format!("after-{tries}"))))
+            .await
+            .unwrap();
+        matches!(outcome, Outcome::Committed(_)).then_some(())
+    })
+    .await;
+    assert!(
+        tries <= 2,
+        "one commit meets the dead connection, no more: {tries}"
+    );
+    bench.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_database_that_is_away_is_said_to_be_out_of_reach() {
+    let bench = Bench::new().await;
+    let nowhere = bench.db.options.clone().socket("/nonexistent");
+    let store =
+        leasehold::store::Store::new(nowhere, leasehold::store::PoolSizes { reads: 1, hot: 1 });
+    let lanes = Lanes::start(&store, 1);
+    let outcome = lanes.commit(item(&mut started("wf"))).await.unwrap();
+    assert_eq!(outcome, Outcome::Unreached);
+    bench.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_acknowledged_is_lost_while_lanes_are_killed() {
+    const CALLERS: usize = 8;
+    const STARTS: usize = 60;
+    let bench = Bench::new().await;
+    let lanes = Lanes::start(&bench.store, 2);
+    let mut callers = JoinSet::new();
+    for caller in 0..CALLERS {
+        let lanes = lanes.clone();
+        callers.spawn(async move {
+            let mut outcomes = Vec::new();
+            for n in 0..STARTS {
+                let mut decision = started(&format!("wf-{caller}-{n}"));
+                let outcome = lanes.commit(item(&mut decision)).await.unwrap();
+                outcomes.push((decision.run_id(), outcome));
+                if outcome == Outcome::Unreached {
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
+            }
+            outcomes
+        });
+    }
+    let mut killer = bench.db.connect().await;
+    let (stop, mut stopped) = tokio::sync::oneshot::channel::<()>();
+    let killing = tokio::spawn(async move {
+        let mut killed = 0;
+        while stopped.try_recv().is_err() {
+            killed += kill_lanes(&mut killer).await;
+            tokio::time::sleep(Duration::from_millis(25)).await;
+        }
+        killed
+    });
+    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    let mut states: Vec<RunState> = Vec::new();
+    while let Some(outcomes) = callers.join_next().await {
+        for (run, outcome) in outcomes.unwrap() {
+            let state = bench.load(run).await;
+            let word = match outcome {
+                Outcome::Committed(_) => {
+                    assert!(state.is_some(), "{run} was acknowledged and is lost");
+                    "committed"
+                }
+                Outcome::Unknown => "unknown",
+                Outcome::Unreached => {
+                    assert!(state.is_none(), "{run} was not sent and is there");
+                    "unreached"
+                }
+                other => panic!("{other:?}"),
+            };
+            *counts.entry(word).or_default() += 1;
+            states.extend(state);
+        }
+    }
+    stop.send(()).unwrap();
+    let killed = killing.await.unwrap();
+    println!("lanes: {killed} connections killed, {counts:?}");
+    assert!(killed > 0 && counts["committed"] > 0);
+    let mut connection = bench.db.connect().await;
+    let stored = number(&mut connection, "select count(*) from workflow_runs").await;
+    assert_eq!(stored, i64::try_from(states.len()).unwrap());
+    for state in states {
+        check_run(&bench, &mut connection, state.id).await.unwrap();
+    }
+    connection.close().await.unwrap();
+    bench.end().await;
+}

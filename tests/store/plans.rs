@@ -1,0 +1,420 @@
+//! Plans: every hot statement finds its rows by key, on a database that was never analysed and on one
+//! full of dead rows.
+
+use leasehold::domain::ids::{RunId, TaskId, WorkerId};
+use leasehold::domain::routing::{Poller, Profile, TaskKind};
+use leasehold::domain::run::RunState;
+use leasehold::store::commit::{self, PINNED};
+use leasehold::store::lease::{self, Lost, Renewal, Which};
+use leasehold::store::pool::PgPool;
+use leasehold::store::{PoolSizes, Store, claim, history, load, receipts, timers};
+use sqlx::{AssertSqlSafe, PgConnection};
+
+use crate::kit::*;
+
+/// Tables that grow with the work that has been done or waits.
+const GROWING: [&str; 6] = TABLES;
+
+/// What the statements of one session have cost since the last look.
+struct Meter {
+    admin: PgConnection,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Cost {
+    /// Whole scans of growing tables.
+    scans: i64,
+    /// Pages of growing tables and their indexes.
+    pages: i64,
+}
+
+impl Meter {
+    async fn total(&mut self) -> Cost {
+        let (scans, pages): (i64, i64) = sqlx::query_as(
+            "select sum(s.seq_scan)::bigint, sum(heap_blks_read + heap_blks_hit + idx_blks_read + idx_blks_hit)::bigint
+             from pg_stat_user_tables s join pg_statio_user_tables io using (relid) where s.relname = any($1)",
+        )
+        .bind(GROWING.as_slice())
+        .fetch_one(&mut self.admin)
+        .await
+        .unwrap();
+        Cost { scans, pages }
+    }
+
+    /// What `work` costs, whose statements all run on the one connection of `pool`.
+    async fn cost<T>(&mut self, pool: &PgPool, work: impl Future<Output = T>) -> (T, Cost) {
+        flush(pool).await;
+        let before = self.total().await;
+        let done = work.await;
+        flush(pool).await;
+        let after = self.total().await;
+        let cost = Cost {
+            scans: after.scans - before.scans,
+            pages: after.pages - before.pages,
+        };
+        (done, cost)
+    }
+}
+
+/// Makes the pool's one session report its counts.
+async fn flush(pool: &PgPool) {
+    sqlx::query("select pg_stat_force_next_flush()")
+        .execute(pool)
+        .await
+        .unwrap();
+}
+
+/// One connection in each pool, so that its counts can be asked for.
+async fn single(bench: &Bench) -> (Store, PgPool) {
+    let store = Store::new(bench.db.options.clone(), PoolSizes { reads: 1, hot: 1 });
+    let door = Store::new(bench.db.options.clone(), PoolSizes { reads: 1, hot: 1 }).hot;
+    (store, door)
+}
+
+async fn no_background_work(admin: &mut PgConnection) {
+    for table in GROWING {
+        execute(
+            admin,
+            &format!("alter table {table} set (autovacuum_enabled = false)"),
+        )
+        .await;
+    }
+}
+
+/// Every hot statement with its cost, in an order in which each has something to do.
+async fn run_everything(bench: &Bench) -> Vec<(&'static str, Cost)> {
+    let (store, door) = single(bench).await;
+    let mut meter = Meter {
+        admin: bench.db.connect().await,
+    };
+    let mut costs = Vec::new();
+    let namespace = "default".into();
+    // Started by the door.
+    let mut start = started(&uuid::Uuid::new_v4().to_string());
+    let items = [item(&mut start)];
+    let state = start.write.next;
+    let commit = async |items: &[leasehold::store::item::Item]| {
+        let mut connection = door.acquire().await.unwrap();
+        assert_committed(commit::commit(&mut connection, items).await[0]);
+        connection.whole();
+    };
+    costs.push(("door: start", meter.cost(&door, commit(&items)).await.1));
+    let claim_one = async |kind, name: &str| {
+        let profile = Profile {
+            types: vec!["greet".to_owned(), "hello".to_owned()].into(),
+            build_id: None,
+            knows: -1,
+        };
+        let poller = Poller {
+            owner: WorkerId::from(name),
+            poll_request_id: None,
+        };
+        let claimed = claim::claim(
+            &store.hot,
+            kind,
+            &namespace,
+            &"q".into(),
+            &profile,
+            &[poller],
+        )
+        .await;
+        let claimed = claimed.unwrap();
+        assert_eq!(claimed.len(), 1);
+    };
+    costs.push((
+        "claim",
+        meter
+            .cost(&store.hot, claim_one(TaskKind::Workflow, "w"))
+            .await
+            .1,
+    ));
+    costs.push(("claim again", {
+        let task = TaskId {
+            run: state.id,
+            no: open_task(&state),
+        };
+        give_back(&store, task, "w", 1).await;
+        meter
+            .cost(&store.hot, claim_one(TaskKind::Workflow, "w"))
+            .await
+            .1
+    }));
+    let input = completion(
+        &state,
+        open_task(&state),
+        "w",
+        2,
+        vec![activity(), timer(1), timer(3_600)],
+    );
+    let mut completed = decided(&state, input);
+    hand_out(&mut completed, "w");
+    let items = [item(&mut completed)];
+    let state = completed.write.next;
+    costs.push((
+        "door: completion",
+        meter.cost(&door, commit(&items)).await.1,
+    ));
+    let mut signalled = decided(&state, signal("go", Some("key")));
+    let items = [item(&mut signalled)];
+    let state = signalled.write.next;
+    costs.push(("door: signal", meter.cost(&door, commit(&items)).await.1));
+    let no = *state.activities.keys().next().unwrap();
+    let task = TaskId { run: state.id, no };
+    let renew = async || {
+        let renewal = Renewal {
+            task,
+            owner: WorkerId::from("w"),
+            attempt: 1,
+            beat: true,
+            details: None,
+        };
+        assert!(lease::renew(&store.hot, &[renewal]).await.unwrap()[0].is_some());
+    };
+    costs.push(("renew", meter.cost(&store.hot, renew()).await.1));
+    costs.push((
+        "look at leases",
+        meter
+            .cost(&store.hot, lease::look(&store.hot, 1_000))
+            .await
+            .1,
+    ));
+    let worker = WorkerId::from("w");
+    let held = lease::held_by(&store.hot, &namespace, &worker, 10);
+    costs.push(("held by", meter.cost(&store.hot, held).await.1));
+    costs.push((
+        "look at timers",
+        meter
+            .cost(&store.hot, timers::look(&store.hot, 1_000))
+            .await
+            .1,
+    ));
+    costs.push((
+        "give back",
+        meter
+            .cost(&store.hot, give_back(&store, task, "w", 1))
+            .await
+            .1,
+    ));
+    let reads = &store.reads;
+    costs.push((
+        "task row",
+        meter.cost(reads, lease::read(reads, task)).await.1,
+    ));
+    costs.push((
+        "task rows of a run",
+        meter.cost(reads, lease::of_run(reads, state.id)).await.1,
+    ));
+    costs.push((
+        "load a run",
+        meter
+            .cost(reads, load::batches_after(reads, state.id, 0, 0))
+            .await
+            .1,
+    ));
+    let newer = load::batches_after(reads, state.id, state.version - 1, state.next_event - 1);
+    costs.push(("catch a run up", meter.cost(reads, newer).await.1));
+    costs.push((
+        "history page",
+        meter
+            .cost(reads, history::range(reads, state.id, 2, 5))
+            .await
+            .1,
+    ));
+    let workflow = state.begun.workflow_id.clone();
+    costs.push((
+        "current run",
+        meter
+            .cost(reads, load::current_run(reads, &namespace, &workflow))
+            .await
+            .1,
+    ));
+    let one = load::run_of(reads, &namespace, &workflow, state.id);
+    costs.push(("named run", meter.cost(reads, one).await.1));
+    let key = receipts::find(reads, &namespace, &workflow, "signal", "key");
+    costs.push(("request key", meter.cost(reads, key).await.1));
+    finish_run(&door, &state).await;
+    let whole = sqlx::query("select count(*) from tasks").execute(reads);
+    assert_eq!(
+        meter.cost(reads, whole).await.1.scans,
+        1,
+        "the meter sees a whole scan"
+    );
+    store.close().await;
+    door.close().await;
+    costs
+}
+
+async fn give_back(store: &Store, task: TaskId, owner: &str, attempt: u32) {
+    let lost = Lost {
+        task,
+        owner: WorkerId::from(owner),
+        attempt,
+        delay_ms: 0,
+        granted_by: None,
+    };
+    assert_eq!(
+        lease::give_back(&store.hot, Which::Named, &[lost])
+            .await
+            .unwrap(),
+        [0]
+    );
+}
+
+/// Leaves nothing ready behind.
+async fn finish_run(door: &PgPool, state: &RunState) {
+    let cancel = leasehold::domain::run::CloseRequest {
+        reason: None,
+        request_id: None,
+        lease: leasehold::domain::run::ObservedLease::Free,
+    };
+    let mut cancelled = decided(state, leasehold::domain::run::Input::Cancel(cancel));
+    let mut connection = door.acquire().await.unwrap();
+    assert_committed(commit::commit(&mut connection, &[item(&mut cancelled)]).await[0]);
+}
+
+fn assert_no_scans(costs: &[(&str, Cost)]) {
+    let scanning: Vec<_> = costs.iter().filter(|(_, cost)| cost.scans > 0).collect();
+    assert!(scanning.is_empty(), "whole tables are read: {scanning:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_empty_database_that_was_never_analysed_is_read_by_key() {
+    let bench = Bench::new().await;
+    let mut admin = bench.db.connect().await;
+    no_background_work(&mut admin).await;
+    let costs = Box::pin(run_everything(&bench)).await;
+    println!("plans, empty: {costs:?}");
+    assert_no_scans(&costs);
+    let analysed = number(
+        &mut admin,
+        "select count(*) from pg_stat_user_tables where last_analyze is not null or last_autoanalyze is not null",
+    )
+    .await;
+    assert_eq!(analysed, 0);
+    bench.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn fifty_thousand_dead_tasks_are_not_waded_through() {
+    const DEAD: i64 = 50_000;
+    let bench = Bench::new().await;
+    let mut admin = bench.db.connect().await;
+    no_background_work(&mut admin).await;
+    // As they come and go: opened ready, claimed, closed.
+    let tasks = format!(
+        "insert into tasks (run_id, task_no, kind, namespace, queue, task_type, priority, fairness_weight, needs, state,
+             visible_at, attempt, lease_ms)
+         select 'dead' || n, 1, n % 2, 'default', 'q', 'greet', 5, 1, 0, 0, clock_timestamp() - interval '1 h', 0, 30000
+         from generate_series(1, {DEAD}) n"
+    );
+    execute(&mut admin, &tasks).await;
+    let claims = "update tasks set state = 1, lease_owner = 'w', attempt = 1,
+        lease_expires_at = clock_timestamp() + interval '30 s'";
+    execute(&mut admin, claims).await;
+    execute(&mut admin, "delete from tasks").await;
+    execute(
+        &mut admin,
+        "insert into timers select 'dead' || n, 0, 1, clock_timestamp() - interval '1 h' from generate_series(1, 20000) n",
+    )
+    .await;
+    execute(&mut admin, "delete from timers").await;
+    let costs = Box::pin(run_everything(&bench)).await;
+    println!("plans, {DEAD} dead tasks: {costs:?}");
+    assert_no_scans(&costs);
+    let again = costs
+        .iter()
+        .find(|(name, _)| *name == "claim again")
+        .unwrap()
+        .1;
+    // What is left is the walk over index pages that hold nothing but entries known to be dead.
+    assert!(again.pages < 400, "a claim reads {} pages", again.pages);
+    bench.end().await;
+}
+
+/// The nodes of a plan that read a growing table from one end to the other.
+fn whole_scans(plan: &serde_json::Value, found: &mut Vec<String>) {
+    if plan["Node Type"] == "Seq Scan" {
+        found.push(plan["Relation Name"].to_string());
+    }
+    for inner in plan["Plans"].as_array().into_iter().flatten() {
+        whole_scans(inner, found);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_door_is_planned_by_key_on_an_empty_database() {
+    let bench = Bench::new().await;
+    let plan = async |options: &sqlx::postgres::PgConnectOptions| {
+        let mut connection = <PgConnection as sqlx::Connection>::connect_with(options)
+            .await
+            .unwrap();
+        let prepare = format!("prepare door as {}", commit::statement());
+        sqlx::raw_sql(AssertSqlSafe(prepare))
+            .execute(&mut connection)
+            .await
+            .unwrap();
+        let parameters = (1..)
+            .take_while(|n| commit::statement().contains(&format!("${n}::")))
+            .count();
+        let arguments = vec!["'{}'"; parameters].join(", ");
+        let explain = format!("explain (format json) execute door({arguments})");
+        let plan: serde_json::Value = column_json(&mut connection, &explain).await;
+        let mut found = Vec::new();
+        whole_scans(&plan[0]["Plan"], &mut found);
+        found
+    };
+    let pinned = bench.db.options.clone().options(PINNED.iter().copied());
+    assert_eq!(plan(&pinned).await, Vec::<String>::new());
+    // Without the pins it would be otherwise, so that the pins are what is tested.
+    let unpinned = bench
+        .db
+        .options
+        .clone()
+        .options([("plan_cache_mode", "force_generic_plan")]);
+    assert_ne!(plan(&unpinned).await, Vec::<String>::new());
+    bench.end().await;
+}
+
+async fn column_json(connection: &mut PgConnection, statement: &str) -> serde_json::Value {
+    let row = sqlx::raw_sql(AssertSqlSafe(statement.to_owned()))
+        .fetch_one(connection)
+        .await
+        .unwrap();
+    let text: String = sqlx::Row::try_get_unchecked(&row, 0).unwrap();
+    serde_json::from_str(&text).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_long_history_is_paged_by_key() {
+    let bench = Bench::new().await;
+    let mut admin = bench.db.connect().await;
+    no_background_work(&mut admin).await;
+    let (store, _) = single(&bench).await;
+    let run = RunId::new(now(), 1);
+    let other = RunId::new(now(), 2);
+    let batches = format!(
+        "insert into history_batches select r, n, n, 1, repeat('x', 300), '[]', clock_timestamp()
+         from generate_series(1, 50000) n, unnest(array['{run}', '{other}']) r"
+    );
+    execute(&mut admin, &batches).await;
+    let mut meter = Meter { admin };
+    let mut costs = Vec::new();
+    for (name, from) in [("first", 1), ("middle", 25_000), ("last", 49_901)] {
+        // Read often enough for a plan that stays.
+        for _ in 0..7 {
+            let (page, cost) = meter
+                .cost(
+                    &store.reads,
+                    history::range(&store.reads, run, from, from + 99),
+                )
+                .await;
+            assert_eq!(page.unwrap().1, 100);
+            costs.push((name, cost));
+        }
+    }
+    println!("plans, history pages: {costs:?}");
+    assert_no_scans(&costs);
+    assert!(costs.iter().all(|(_, cost)| cost.pages < 60), "{costs:?}");
+    store.close().await;
+    bench.end().await;
+}
