@@ -52,6 +52,15 @@ pub struct TaskRow {
     pub cancel_requested: bool,
 }
 
+/// What [`Row`] is read from.
+macro_rules! columns {
+    () => {
+        "run_id, task_no, kind, namespace, queue, attempt, lease_owner, lease_expires_at,
+         lease_expires_at > clock_timestamp() as live, seen_event_id, start_to_close_at, heartbeat_due_at,
+         heartbeat_at, heartbeat, visible_at, holder_knows, cancel_requested"
+    };
+}
+
 #[derive(FromRow)]
 struct Row {
     run_id: String,
@@ -112,12 +121,11 @@ fn rows(rows: Vec<Row>) -> sqlx::Result<Vec<TaskRow>> {
 /// # Errors
 /// The database cannot be reached.
 pub async fn read(pool: &PgPool, task: TaskId) -> sqlx::Result<Option<TaskRow>> {
-    let row: Option<Row> = sqlx::query_as(
-        "select run_id, task_no, kind, namespace, queue, attempt, lease_owner, lease_expires_at,
-             lease_expires_at > clock_timestamp() as live, seen_event_id, start_to_close_at, heartbeat_due_at,
-             heartbeat_at, heartbeat, visible_at, holder_knows, cancel_requested
-         from tasks where run_id = $1 and task_no = $2",
-    )
+    let row: Option<Row> = sqlx::query_as(concat!(
+        "select ",
+        columns!(),
+        " from tasks where run_id = $1 and task_no = $2"
+    ))
     .bind(task.run.to_string())
     .bind(task.no.cast_signed())
     .fetch_optional(pool)
@@ -131,12 +139,11 @@ pub async fn read(pool: &PgPool, task: TaskId) -> sqlx::Result<Option<TaskRow>> 
 /// The database cannot be reached.
 pub async fn of_run(pool: &PgPool, run: RunId) -> sqlx::Result<Vec<TaskRow>> {
     rows(
-        sqlx::query_as(
-            "select run_id, task_no, kind, namespace, queue, attempt, lease_owner, lease_expires_at,
-                 lease_expires_at > clock_timestamp() as live, seen_event_id, start_to_close_at, heartbeat_due_at,
-                 heartbeat_at, heartbeat, visible_at, holder_knows, cancel_requested
-             from tasks where run_id = $1 order by task_no",
-        )
+        sqlx::query_as(concat!(
+            "select ",
+            columns!(),
+            " from tasks where run_id = $1 order by task_no"
+        ))
         .bind(run.to_string())
         .fetch_all(pool)
         .await?,
@@ -364,13 +371,11 @@ pub async fn look(pool: &PgPool, limit: i64) -> sqlx::Result<Look> {
         });
     }
     let found: Vec<Overdue> = sqlx::query_as(
-        "select run_id, task_no, kind, namespace, queue, attempt, lease_owner, lease_expires_at,
-             lease_expires_at > clock_timestamp() as live, seen_event_id, start_to_close_at, heartbeat_due_at,
-             heartbeat_at, heartbeat, visible_at, heartbeat_due_at <= clock_timestamp() as late_heartbeat,
+        concat!("select ", columns!(), ", heartbeat_due_at <= clock_timestamp() as late_heartbeat,
              start_to_close_at <= clock_timestamp() as late_attempt
          from tasks
          where state = 1 and least(lease_expires_at, start_to_close_at, heartbeat_due_at) <= clock_timestamp()
-         order by run_id, task_no limit $1",
+         order by run_id, task_no limit $1"),
     )
     .bind(limit)
     .fetch_all(pool)
@@ -404,10 +409,7 @@ pub async fn held_by(
 ) -> sqlx::Result<Vec<TaskRow>> {
     rows(
         sqlx::query_as(
-            "select run_id, task_no, kind, namespace, queue, attempt, lease_owner, lease_expires_at,
-                 lease_expires_at > clock_timestamp() as live, seen_event_id, start_to_close_at, heartbeat_due_at,
-                 heartbeat_at, heartbeat, visible_at, holder_knows, cancel_requested
-             from tasks where state = 1 and namespace = $1 and lease_owner = $2 order by run_id, task_no limit $3",
+            concat!("select ", columns!(), " from tasks where state = 1 and namespace = $1 and lease_owner = $2 order by run_id, task_no limit $3"),
         )
         .bind(namespace.as_str())
         .bind(worker.as_str())
@@ -427,16 +429,15 @@ pub async fn of_absent_holders(
     limit: i64,
 ) -> sqlx::Result<Vec<TaskRow>> {
     rows(
-        sqlx::query_as(
-            "select t.run_id, t.task_no, t.kind, t.namespace, t.queue, t.attempt, t.lease_owner, t.lease_expires_at,
-                 t.lease_expires_at > clock_timestamp() as live, t.seen_event_id, t.start_to_close_at, t.heartbeat_due_at,
-                 t.heartbeat_at, t.heartbeat, t.visible_at
-             from tasks t
+        sqlx::query_as(concat!(
+            "select ",
+            columns!(),
+            " from tasks t
              where t.state = 1 and not exists (select from workers w
                  where w.namespace = t.namespace and w.worker_id = t.lease_owner
                    and w.last_heartbeat_at > clock_timestamp() - $1 * interval '1 s')
-             order by t.run_id, t.task_no limit $2",
-        )
+             order by t.run_id, t.task_no limit $2"
+        ))
         .bind(stale_after_seconds.cast_signed())
         .bind(limit)
         .fetch_all(pool)
