@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::error::Fault;
 use super::polls::Page;
-use super::{Engine, Told, runs};
+use super::{Engine, Told, cache};
 use crate::domain::ids::{Namespace, TaskId, WorkerId};
 use crate::domain::routing::TaskKind;
 use crate::domain::run::RunState;
@@ -74,12 +74,12 @@ impl Engine {
         if ask.over || ask.state != AskState::Leased {
             return Ok(None);
         }
-        let mut cached = runs::recent(&self.core, lease.task.run).await?;
+        let mut cached = cache::recent(&self.core, lease.task.run).await?;
         if cached
             .as_ref()
             .is_none_or(|cached| cached.state.last_event() < ask.seen)
         {
-            cached = runs::newest(&self.core, lease.task.run).await?;
+            cached = cache::newest(&self.core, lease.task.run).await?;
         }
         let Some(cached) = cached else {
             return Ok(None);

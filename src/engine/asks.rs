@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use super::error::Fault;
 use super::reads::{NotFound, ReadError};
-use super::{CommandTarget, Core, Engine, claims, runs};
+use super::{CommandTarget, Core, Engine, cache, claims};
 use crate::domain::event::Json;
 use crate::domain::features;
 use crate::domain::ids::{RunId, TaskId};
@@ -234,14 +234,14 @@ impl Engine {
     async fn settled(&self, run: RunId, deadline: Instant) -> Result<Arc<RunState>, Fault> {
         let mut woken = false;
         loop {
-            let watch = self.core.runs.watch(run);
+            let watch = self.core.cache.watch(run);
             let moved = watch.moved();
             tokio::pin!(moved);
             moved.as_mut().enable();
             let cached = if woken {
-                runs::newest(&self.core, run).await?
+                cache::newest(&self.core, run).await?
             } else {
-                runs::recent(&self.core, run).await?
+                cache::recent(&self.core, run).await?
             };
             let state = cached.ok_or(Fault::Bug)?.state;
             let busy = state

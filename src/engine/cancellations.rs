@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use super::cache;
 use super::error::{ApplyError, Fault};
 use super::executions::{TRIES, observe};
 use super::reports::{Holder, ReportRefused};
@@ -194,7 +195,7 @@ impl Engine {
         delivery: Delivery,
     ) -> Result<Delivered, DeliveryRefused> {
         let core = &self.core;
-        let known = runs::recent(core, holder.task.run).await?;
+        let known = cache::recent(core, holder.task.run).await?;
         known
             .filter(|cached| cached.state.begun.namespace == holder.namespace)
             .ok_or(ReportRefused::TaskNotFound)?;
@@ -245,7 +246,7 @@ impl Engine {
     /// [`ReportRefused`].
     pub async fn attempt_status(&self, holder: &Holder) -> Result<AttemptStatus, ReportRefused> {
         let core = &self.core;
-        let cached = runs::newest(core, holder.task.run)
+        let cached = cache::newest(core, holder.task.run)
             .await?
             .filter(|cached| cached.state.begun.namespace == holder.namespace)
             .ok_or(ReportRefused::TaskNotFound)?;

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::cache;
 use super::error::{ApplyError, Fault};
 use super::runs::{self, Applied};
 use super::write::{Written, write};
@@ -218,7 +219,7 @@ impl Engine {
             ApplyError::FenceLost => return Ok(Fault::Contended.into()),
             ApplyError::Refused(refusal) => refusal,
         };
-        let state = runs::recent(&self.core, run)
+        let state = cache::recent(&self.core, run)
             .await?
             .ok_or(CommandError::NoSuchRun)?
             .state;
@@ -271,7 +272,7 @@ fn repeated(state: &RunState, kind: CommandKind, request_id: Option<&str>) -> Op
 
 /// Who holds the open workflow task of a run.
 pub(super) async fn observe(core: &Core, run: RunId) -> Result<ObservedLease, Fault> {
-    let Some(cached) = runs::newest(core, run).await? else {
+    let Some(cached) = cache::newest(core, run).await? else {
         return Ok(ObservedLease::Free);
     };
     let Some(task) = &cached.state.workflow_task else {
@@ -314,7 +315,7 @@ async fn start(
         .await
         .map_err(Fault::from)?
         .ok_or(Fault::Contended)?;
-    let state = runs::at_least(core, header.run, header.version)
+    let state = cache::at_least(core, header.run, header.version)
         .await?
         .ok_or(Fault::Contended)?
         .state;

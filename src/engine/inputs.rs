@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::cache::{self, Cached};
 use super::error::{ApplyError, Fault};
 use super::executions::{TRIES, accepted};
-use super::runs::{self, Cached};
+use super::runs;
 use super::{Accepted, CommandError, CommandTarget, Engine};
 use crate::domain::event::{Body, Event, UpdateCompleted};
 use crate::domain::ids::RunId;
@@ -184,7 +185,7 @@ impl Engine {
         if !differs.is_empty() {
             return Err(CommandError::KeyConflict { receipt, differs });
         }
-        let state = runs::recent(&self.core, receipt.run)
+        let state = cache::recent(&self.core, receipt.run)
             .await?
             .ok_or(CommandError::NoSuchRun)?
             .state;
@@ -213,15 +214,15 @@ impl Engine {
         let mut run = run;
         let mut woken = false;
         loop {
-            let watch = core.runs.watch(run);
+            let watch = core.cache.watch(run);
             let moved = watch.moved();
             tokio::pin!(moved);
             // From here on no write is missed, before the look as well as after it.
             moved.as_mut().enable();
             let cached = if woken {
-                runs::newest(core, run).await?
+                cache::newest(core, run).await?
             } else {
-                runs::recent(core, run).await?
+                cache::recent(core, run).await?
             };
             let cached = cached.ok_or(Fault::Bug)?;
             let state = Arc::clone(&cached.state);

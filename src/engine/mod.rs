@@ -3,6 +3,7 @@
 mod alarms;
 mod answers;
 mod asks;
+mod cache;
 mod cancellations;
 mod claims;
 mod contracts;
@@ -103,7 +104,8 @@ pub(crate) struct Core {
     wakes: Wakes,
     hints: hints::Hints,
     alarms: alarms::Alarms,
-    runs: runs::Runs,
+    cache: cache::Cache,
+    lines: runs::Lines,
     leases: leases::Leases,
     known: workers::Known,
     renewals: renewals::Renewals,
@@ -146,7 +148,8 @@ impl Engine {
             registry: Arc::default(),
             wakes: Wakes::default(),
             alarms: alarms::Alarms::default(),
-            runs: runs::Runs::default(),
+            cache: cache::Cache::default(),
+            lines: runs::Lines::default(),
             leases: leases::Leases::default(),
             known: workers::Known::default(),
             renewals,

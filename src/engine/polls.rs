@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::error::Fault;
-use super::{Engine, claims, runs};
+use super::{Engine, cache, claims};
 use crate::domain::features;
 use crate::domain::ids::{AttemptId, Namespace, Part, TaskQueue, WorkerId, part_id};
 use crate::domain::routing::{Poller, Profile, TaskKind};
@@ -343,12 +343,12 @@ impl Engine {
         page_size: u64,
     ) -> Result<Option<WorkflowTaskView>, Fault> {
         let seen = lease.seen.unwrap_or(0);
-        let mut cached = runs::recent(&self.core, lease.task.run).await?;
+        let mut cached = cache::recent(&self.core, lease.task.run).await?;
         if cached
             .as_ref()
             .is_none_or(|cached| cached.state.last_event() < seen)
         {
-            cached = runs::newest(&self.core, lease.task.run).await?;
+            cached = cache::newest(&self.core, lease.task.run).await?;
         }
         let Some(cached) = cached else {
             return Ok(None);
@@ -378,10 +378,10 @@ impl Engine {
         &self,
         lease: &GrantedLease,
     ) -> Result<Option<ActivityTaskView>, Fault> {
-        let find = |cached: &runs::Cached| cached.state.activities.get(&lease.task.no).cloned();
-        let mut cached = runs::recent(&self.core, lease.task.run).await?;
+        let find = |cached: &cache::Cached| cached.state.activities.get(&lease.task.no).cloned();
+        let mut cached = cache::recent(&self.core, lease.task.run).await?;
         if cached.as_ref().and_then(find).is_none() {
-            cached = runs::newest(&self.core, lease.task.run).await?;
+            cached = cache::newest(&self.core, lease.task.run).await?;
         }
         Ok(cached.and_then(|cached| {
             let activity = find(&cached)?;
@@ -396,7 +396,7 @@ impl Engine {
     /// The events `from..=to` of a run, at most `size` of them, from memory when they are there.
     pub(super) async fn page(
         &self,
-        cached: &runs::Cached,
+        cached: &cache::Cached,
         from: u64,
         to: u64,
         size: u64,

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::cache::{self, Cached};
 use super::polls::Page;
-use super::runs::{self, Cached};
 use super::{Engine, Fault};
 use crate::domain::ids::{Namespace, RunId, TaskId, TaskQueue, WorkflowId};
 use crate::domain::list::{After, Filter, QueueRow, RunRow};
@@ -95,7 +95,7 @@ impl Engine {
                     .ok_or(ReadError::NotFound(NotFound::Run))?
             }
         };
-        let cached = runs::at_least(&self.core, header.run, header.version)
+        let cached = cache::at_least(&self.core, header.run, header.version)
             .await?
             .ok_or(ReadError::NotFound(NotFound::Run))?;
         Ok((cached, current.run))
@@ -161,7 +161,7 @@ impl Engine {
         let deadline = wait.map(|wait| Instant::now() + wait);
         loop {
             let (cached, _) = self.find(namespace, workflow_id, Some(run)).await?;
-            let moved = self.core.runs.watch(cached.state.id);
+            let moved = self.core.cache.watch(cached.state.id);
             let last = cached.state.last_event();
             let page = self
                 .page(&cached, after.saturating_add(1), last, size)

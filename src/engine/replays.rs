@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tokio::sync::mpsc;
 
-use super::{Core, Fault, runs};
+use super::{Core, Fault, cache};
 use crate::domain::run::RunState;
 
 /// States that may wait to be compared; what is over is not compared.
@@ -49,7 +49,7 @@ pub(super) async fn run(core: Arc<Core>, mut waiting: mpsc::Receiver<Arc<RunStat
 }
 
 async fn compare(core: &Core, state: &RunState) -> Result<bool, Fault> {
-    let folded = runs::from_nothing(core, state.id, state.version).await?;
+    let folded = cache::from_nothing(core, state.id, state.version).await?;
     // Every part of the state shows in its debug form, and payloads show their length.
     Ok(folded.is_some_and(|folded| format!("{folded:?}") == format!("{state:?}")))
 }

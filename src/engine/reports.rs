@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::Engine;
+use super::cache;
 use super::error::{ApplyError, Fault};
 use super::polls::Page;
 use super::runs::{self, Applied};
@@ -155,7 +156,7 @@ pub enum Heartbeat {
 }
 
 struct Resolved {
-    cached: runs::Cached,
+    cached: cache::Cached,
     attempt: u32,
     seen: u64,
     /// The attempt's last heartbeat may be in the row.
@@ -166,7 +167,7 @@ impl Engine {
     /// Finds the run of a task and the hand-out that a report is about.
     async fn resolve(&self, holder: &Holder, kind: TaskKind) -> Result<Resolved, ReportRefused> {
         let core = &self.core;
-        let cached = runs::recent(core, holder.task.run)
+        let cached = cache::recent(core, holder.task.run)
             .await?
             .filter(|cached| cached.state.begun.namespace == holder.namespace)
             .ok_or(ReportRefused::TaskNotFound)?;
@@ -379,7 +380,7 @@ impl Engine {
     }
 
     async fn state(&self, holder: &Holder) -> Result<Arc<RunState>, ReportRefused> {
-        runs::recent(&self.core, holder.task.run)
+        cache::recent(&self.core, holder.task.run)
             .await?
             .map(|cached| cached.state)
             .ok_or(ReportRefused::TaskNotFound)
@@ -456,7 +457,7 @@ impl Engine {
         match self.renew(&holder, attempt, false, None).await? {
             Some(renewed) => Ok(renewed),
             None => {
-                let newest = runs::newest(&self.core, holder.task.run).await?;
+                let newest = cache::newest(&self.core, holder.task.run).await?;
                 Err(self.not_held(&holder, attempt, newest).await?)
             }
         }
@@ -467,7 +468,7 @@ impl Engine {
         &self,
         holder: &Holder,
         attempt: u32,
-        newest: Option<runs::Cached>,
+        newest: Option<cache::Cached>,
     ) -> Result<ReportRefused, ReportRefused> {
         let state = newest.ok_or(ReportRefused::TaskNotFound)?.state;
         if holder.task.no >= state.next_task || holder.task.no == 0 {
@@ -520,7 +521,7 @@ impl Engine {
         page_size: u64,
     ) -> Result<(Page, u64, u32, Arc<RunState>), ReportRefused> {
         let core = &self.core;
-        let cached = runs::recent(core, holder.task.run)
+        let cached = cache::recent(core, holder.task.run)
             .await?
             .filter(|cached| cached.state.begun.namespace == holder.namespace)
             .ok_or(ReportRefused::TaskNotFound)?;
@@ -532,7 +533,7 @@ impl Engine {
                 && holder.attempt.is_none_or(|attempt| attempt == row.attempt)
         });
         let Some(row) = held else {
-            let newest = runs::newest(core, holder.task.run).await?;
+            let newest = cache::newest(core, holder.task.run).await?;
             let attempt = holder.attempt.unwrap_or(0);
             return Err(self.not_held(&holder, attempt, newest).await?);
         };
@@ -549,14 +550,16 @@ impl Engine {
         &self,
         holder: &Holder,
         row: &TaskRow,
-        cached: runs::Cached,
+        cached: cache::Cached,
         after: u64,
-    ) -> Result<(u64, runs::Cached), ReportRefused> {
+    ) -> Result<(u64, cache::Cached), ReportRefused> {
         let core = &self.core;
         let seen = row.seen.unwrap_or(0);
         let fresh = match (after, &cached.state.cancellation) {
             (0, _) if row.holder_knows & features::CANCELLATION != 0 => {
-                runs::newest(core, holder.task.run).await?.unwrap_or(cached)
+                cache::newest(core, holder.task.run)
+                    .await?
+                    .unwrap_or(cached)
             }
             _ => return Ok((seen, cached)),
         };
@@ -604,7 +607,7 @@ impl Engine {
             }
             return Ok(Heartbeat::Recorded(renewed));
         }
-        let newest = runs::newest(&self.core, holder.task.run).await?;
+        let newest = cache::newest(&self.core, holder.task.run).await?;
         let state = newest.map_or(resolved.cached.state, |newest| newest.state);
         if holder.task.no >= state.next_task || holder.task.no == 0 {
             return Err(ReportRefused::TaskNotFound);

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use super::error::{ApplyError, Fault};
 use super::executions::TRIES;
-use super::runs;
 use super::{CommandError, CommandTarget, Engine};
+use super::{cache, runs};
 use crate::domain::ids::RunId;
 use crate::domain::run::{
     CommandKind, Input, MessageRequest, Refusal, Reply, RunState, message_key,
@@ -123,7 +123,7 @@ impl Engine {
         };
         // Counted while the workflow is open; the answer is the same without.
         let _ = runs::apply(&self.core, current, repeated).await;
-        let state = runs::recent(&self.core, current)
+        let state = cache::recent(&self.core, current)
             .await?
             .ok_or(Fault::Contended)?
             .state;

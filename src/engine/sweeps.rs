@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::error::{ApplyError, Fault};
 use super::executions::observe;
 use super::reports::last_beat;
-use super::{Core, Engine, Hint, asks, claims, leases_lost, runs};
+use super::{Core, Engine, Hint, asks, cache, claims, leases_lost, runs};
 use crate::domain::decision::{TimerKey, TimerKind};
 use crate::domain::ids::RunId;
 use crate::domain::routing::TaskKind;
@@ -186,7 +186,7 @@ impl Engine {
                                 .registry
                                 .end_worker(&key, epoch, Ended::Superseded);
                         }
-                        Hint::Moved(run) => self.core.runs.heard_of(run),
+                        Hint::Moved(run) => self.core.cache.heard_of(run),
                         Hint::Answered(ask) => asks::heard_of(&self.core, ask),
                     }
                 }
@@ -211,7 +211,7 @@ async fn fire(core: &Arc<Core>, run: RunId, keys: Vec<TimerKey>) {
             },
             Err(ApplyError::NoSuchRun) => return discard(core, run, &keys, |_| true).await,
             Err(ApplyError::Refused(Refusal::NothingToDo)) => {
-                let Ok(Some(cached)) = runs::newest(core, run).await else {
+                let Ok(Some(cached)) = cache::newest(core, run).await else {
                     return;
                 };
                 return discard(core, run, &keys, |key| !cached.state.expects(key)).await;

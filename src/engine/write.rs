@@ -3,9 +3,9 @@
 
 use std::time::Duration;
 
+use super::cache::Cached;
 use super::claims::poll_name;
 use super::error::Fault;
-use super::runs::Cached;
 use super::{Core, claims};
 use crate::domain::decision::{Decision, FIRST_ATTEMPT, HandOff, TaskEffect, TimerEffect};
 use crate::domain::event::Body;
@@ -68,9 +68,9 @@ pub(super) async fn write(
         Ok(Written::Committed(at)) => {
             core.clock.observe(at);
             // Before anybody is given a task of these runs: whoever gets it looks here first.
-            core.runs.written(&decision.write, base);
+            core.cache.written(&decision.write, base);
             for created in &decision.created {
-                core.runs.written(created, None);
+                core.cache.written(created, None);
             }
             for write in decision.writes() {
                 core.replays.check(&write.next);
