@@ -118,10 +118,13 @@ async fn query(
             message,
             validation_errors,
         } => {
-            let status = match reason.as_str() {
-                "rejected_unknown_query" => StatusCode::NOT_FOUND,
-                "invalid_query_arguments" => StatusCode::UNPROCESSABLE_ENTITY,
-                _ => StatusCode::CONFLICT,
+            let said = |known: Reason| reason == known.as_str();
+            let status = if said(Reason::RejectedUnknownQuery) {
+                StatusCode::NOT_FOUND
+            } else if said(Reason::InvalidQueryArguments) {
+                StatusCode::UNPROCESSABLE_ENTITY
+            } else {
+                StatusCode::CONFLICT
             };
             let answer = Answer::refuse(status, Reason::QueryRejected, message)
                 .with("reason", reason)
