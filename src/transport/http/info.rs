@@ -196,7 +196,8 @@ fn limits(api: &Api) -> AnnouncedLimits {
 }
 
 /// Metrics in the Prometheus text format.
-#[utoipa::path(tag = "system", operation_id = "metrics", responses((status = 200, description = "Metrics.", content_type = "text/plain")))]
+#[utoipa::path(tag = "system", operation_id = "metrics", responses((status = 200, description = "Metrics.", content_type = "text/plain"),
+    (status = 401, description = "There is no credential, or a wrong one."), (status = 403, description = "The role of the credential may not do this.")))]
 #[get("/metrics")]
 pub async fn metrics(request: HttpRequest, api: Data<Api>) -> HttpResponse {
     if identify::admit(&api, &request, ANY).is_err() {
