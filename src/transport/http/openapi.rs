@@ -31,7 +31,7 @@ const WITH_BODY: [(&str, &str); 2] = [
     ("415", "The body is not JSON."),
 ];
 /// Routes that are not of a plane and say themselves what they answer.
-const APART: [&str; 3] = ["/api/health", "/api/ready", "/metrics"];
+const APART: [&str; 4] = ["/api/health", "/api/ready", "/api/cluster/info", "/metrics"];
 
 /// The document of the worker plane.
 pub fn worker_plane() -> OpenApi {
