@@ -366,13 +366,11 @@ async fn update_validations_are_for_workers_that_registered_for_them() {
     }
     let alone = poll(client, "update-validation", json!({})).await;
     alone.refused(409, "update_validation_capability_not_advertised");
-    client
-        .register_with(
-            "w",
-            "q",
-            json!({"capabilities": ["update_validation_tasks"], "workflow_types": ["flow"]}),
-        )
-        .await;
+    let body = json!({
+        "worker_id": "w", "task_queue": "q", "runtime": "external",
+        "supported_workflow_types": ["flow"], "capabilities": ["update_validation_tasks"],
+    });
+    client.post("/worker/register", body).await.expect(200);
     let body = poll(client, "workflow", json!({"task_kinds": both}))
         .await
         .expect(200);
