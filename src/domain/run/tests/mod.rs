@@ -7,8 +7,11 @@
 )]
 
 mod activity;
+mod cancellation;
+mod child;
 mod close;
 mod commands;
+mod condition;
 mod continue_as_new;
 mod deadline;
 mod kit;
@@ -17,10 +20,13 @@ mod merge;
 mod model;
 mod parallel;
 mod receipts;
+mod selection;
 mod signal;
+mod signal_wait;
 mod start;
 mod table_activity;
 mod table_workflow;
 mod timeouts;
 mod timer;
+mod update;
 mod workflow_task;
