@@ -567,6 +567,8 @@ fn a_handle_names_an_earlier_operation() {
     assert_eq!(bench.payloads("SelectionResolved").len(), 1);
     bench.ok(task.complete(vec![side_effect()]));
     assert_eq!(bench.payloads("SideEffectRecorded")[0]["sequence"], 4);
+    bench.ok(signal("go"));
+    bench.step(Vec::new());
     assert!(bench.state().groups.is_empty());
 }
 

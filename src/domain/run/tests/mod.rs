@@ -7,6 +7,7 @@
 )]
 
 mod activity;
+mod attributes;
 mod cancellation;
 mod child;
 mod close;
@@ -16,15 +17,20 @@ mod continue_as_new;
 mod deadline;
 mod kit;
 mod limits;
+mod local_activity;
 mod merge;
 mod model;
+mod needs;
 mod parallel;
 mod receipts;
+mod repair;
 mod selection;
 mod signal;
 mod signal_wait;
 mod start;
+mod stream;
 mod table_activity;
+mod table_language;
 mod table_workflow;
 mod timeouts;
 mod timer;

@@ -397,15 +397,4 @@ impl Bench {
             other => panic!("not accepted: {other:?}"),
         }
     }
-
-    /// `(event type, step)` of all events that have a step, in order.
-    pub fn stepped(&self) -> Vec<(String, u64)> {
-        (1..=self.stored().events.len())
-            .map(|sequence| self.served(sequence))
-            .filter_map(|event| {
-                let step = event["payload"]["sequence"].as_u64()?;
-                Some((event["event_type"].as_str().unwrap().to_owned(), step))
-            })
-            .collect()
-    }
 }
