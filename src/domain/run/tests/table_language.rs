@@ -127,7 +127,7 @@ fn every_input_to_a_run() {
         ("waiting", waiting(), "WWWW-WWWoA--"),
         (
             "waiting, timer due",
-            made(waiting(), |b| drop(b.at(600))),
+            made(waiting(), |b| b.now = at(600)),
             "WWWW-WWWoA-W",
         ),
         (
@@ -231,7 +231,7 @@ fn every_input_to_an_activity() {
         (
             "waits for a retry",
             made(begin(waited), |b| drop(b.fail_activity(2, failure("Busy")))),
-            "-dd----",
+            "-dA----",
         ),
         ("asked to cancel", made(begin(waited), asked), "-WWffW-"),
         (
@@ -456,7 +456,7 @@ fn every_input_to_a_condition() {
         ("open", open(), ["-", "SignalReceived", "", ""]),
         (
             "open, due",
-            made(open(), |b| drop(b.at(60))),
+            made(open(), |b| b.now = at(60)),
             [lapsed, "SignalReceived", "", ""],
         ),
         (
@@ -521,7 +521,7 @@ fn every_input_to_a_signal_wait() {
         ("open", open(), ["-", taken, "SignalReceived"]),
         (
             "open, due",
-            made(open(), |b| drop(b.at(60))),
+            made(open(), |b| b.now = at(60)),
             ["TimerFired", taken, "SignalReceived"],
         ),
         (
@@ -557,7 +557,7 @@ fn every_input_to_a_signal_wait() {
                 let (task, _) = b.deliver(call("signal", 1));
                 b.ok(task.complete(vec![timer(600)]));
             }),
-            ["-", "", ""],
+            ["-", "SignalReceived", "SignalReceived"],
         ),
         (
             "run closed",
@@ -618,7 +618,7 @@ fn every_input_to_a_cancellation() {
             "delivered",
             made(waiting(), |b| {
                 asked(b);
-                let (task, _) = b.deliver(call("timer", 1));
+                let (task, _) = b.deliver(call("child", 1));
                 b.ok(task.complete(Vec::new()));
                 b.ok(signal("go"));
             }),
@@ -628,7 +628,7 @@ fn every_input_to_a_cancellation() {
             "delivered, overdue",
             made(waiting(), |b| {
                 asked(b);
-                let (task, _) = b.deliver(call("timer", 1));
+                let (task, _) = b.deliver(call("child", 1));
                 b.ok(task.complete(Vec::new()));
                 b.ok(signal("go"));
                 b.at(20);
