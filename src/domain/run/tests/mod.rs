@@ -17,6 +17,7 @@ mod continue_as_new;
 mod deadline;
 mod kit;
 mod limits;
+mod lives;
 mod local_activity;
 mod merge;
 mod model;

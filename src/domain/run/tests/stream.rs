@@ -229,6 +229,23 @@ fn streams_move_to_the_successor() {
     );
 }
 
+/// The successor does not wait where the run before it did: a message for it opens no task.
+#[test]
+fn a_wait_does_not_move_to_the_successor() {
+    let mut bench = waiting();
+    bench.ok(signal("go"));
+    let task = bench.claim(2);
+    bench.ok(task.complete_with(
+        vec![wait_for(condition("other")), continue_as_new()],
+        streams(&[], &[("orders", 0)]),
+    ));
+    bench.follow();
+    assert!(bench.state().streams["orders"].wait.is_none());
+    bench.step(vec![timer(60)]);
+    bench.ok(message("orders", "one"));
+    assert_eq!(delivered(&bench).len(), 0);
+}
+
 /// What a completion says about streams is not the word of an update's task.
 #[test]
 fn an_update_task_moves_no_cursor() {
