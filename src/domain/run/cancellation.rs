@@ -219,7 +219,7 @@ pub(super) fn deliver(mut draft: Draft<'_>, report: DeliveryReport) -> Result<Ve
         }
         draft.effects.close(report.no);
         draft.note(Fact::TaskReleased { no: report.no });
-        if !draft.state.held.is_empty() {
+        if held::task_after(&draft, draft.state.acted_on).is_some() {
             held::go_on(&mut draft);
         }
         return Ok(Verdict::Commit(

@@ -401,6 +401,22 @@ fn held_inputs_survive_a_task_that_is_given_back() {
     assert!(bench.state().held.is_empty());
 }
 
+/// Nor is a message of a stream that the workflow waits for.
+#[test]
+fn a_message_survives_a_task_that_is_given_back() {
+    let waited = CancellationPolicy::WaitCancellationCompleted;
+    let mut bench = Bench::start();
+    bench.step_with(
+        vec![child_with(|child| child.cancellation = Some(waited))],
+        streams(&[], &[("orders", 0)]),
+    );
+    bench.request_cancellation(100);
+    bench.ok(message("orders", "one"));
+    bench.deliver(call("child", 1));
+    assert_eq!(bench.new_types(), ["SignalReceived"]);
+    assert!(bench.workflow_task().is_some());
+}
+
 /// A task that carries an update and is given back answers it: no update is left without an outcome.
 #[test]
 fn a_given_back_update_task_leaves_no_update_open() {
