@@ -217,6 +217,7 @@ pub(super) fn deliver(mut draft: Draft<'_>, report: DeliveryReport) -> Result<Ve
         if draft.state.is_in_update() {
             update::fail_unanswered(&mut draft);
         }
+        condition::time_out_overdue(&mut draft);
         draft.effects.close(report.no);
         draft.note(Fact::TaskReleased { no: report.no });
         if held::task_after(&draft, draft.state.acted_on).is_some() {

@@ -417,6 +417,22 @@ fn a_message_survives_a_task_that_is_given_back() {
     assert!(bench.workflow_task().is_some());
 }
 
+/// Nor is the time limit of a wait whose end the task was to decide.
+#[test]
+fn an_overdue_wait_ends_with_a_task_that_is_given_back() {
+    let waited = CancellationPolicy::WaitCancellationCompleted;
+    let mut bench = asked(vec![
+        child_with(|child| child.cancellation = Some(waited)),
+        wait_for(limited_condition("ready", "o-1", 20)),
+    ]);
+    bench.step(Vec::new());
+    bench.ok(signal("go"));
+    bench.at(20).fire();
+    assert_eq!(bench.new_types(), [""; 0], "its task decides");
+    bench.deliver(call("child", 1));
+    assert_eq!(bench.new_types(), ["TimerFired", "ConditionWaitTimedOut"]);
+}
+
 /// A task that carries an update and is given back answers it: no update is left without an outcome.
 #[test]
 fn a_given_back_update_task_leaves_no_update_open() {

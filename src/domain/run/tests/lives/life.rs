@@ -18,7 +18,7 @@ use crate::domain::run::{
 };
 use crate::domain::time::Timestamp;
 
-const ACTIONS: usize = 120;
+const ACTIONS: usize = 80;
 /// So many runs, and no further child is started.
 const MANY_RUNS: usize = 8;
 
@@ -88,7 +88,8 @@ impl Life {
         let decision = start(run, request, t0(), &settings);
         let mut life = Self {
             db: Db {
-                fold_every: 7,
+                // Every history is folded from nothing at the end.
+                fold_every: 40,
                 ..Db::default()
             },
             runs: vec![run],
@@ -245,7 +246,7 @@ impl Life {
                 self.observed.insert(run, lease);
             }
             42..=45 => self.deliver_some_word(),
-            46..=48 => self.together(run),
+            46 | 47 => self.together(run),
             _ => {
                 if let Some(input) = self.some_input(run) {
                     self.apply(run, input);
