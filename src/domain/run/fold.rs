@@ -331,7 +331,8 @@ impl RunState {
                 identity: end.identity.to_owned(),
             },
         );
-        if consequence.wake {
+        // A delivery that waits for one member of a group does not wait for the others.
+        if consequence.wake || self.delivery_waits() {
             self.wake(event.sequence, end.resume);
         }
         self.resolution = consequence.resolved;
