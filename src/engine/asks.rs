@@ -10,6 +10,7 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::error::Fault;
+use super::polls::VALIDATES;
 use super::reads::{NotFound, ReadError};
 use super::{CommandTarget, Core, Engine, claims, runs};
 use crate::domain::event::Json;
@@ -97,6 +98,13 @@ pub enum AskError {
     NotFound(NotFound),
     /// The run has closed in a way that cannot be asked about.
     NotActive(Arc<RunState>),
+    /// The workflow has no query of this name.
+    Undeclared {
+        /// The run.
+        state: Arc<RunState>,
+        /// The queries that its workers declared.
+        declared: Arc<[Arc<str>]>,
+    },
     /// No live worker polls the queue.
     Unavailable(Arc<RunState>),
     /// Live workers poll the queue, and none of them can answer for this run.
@@ -219,6 +227,12 @@ impl Engine {
             )
         {
             return Err(AskError::NotActive(state));
+        }
+        if question.kind == TaskKind::Query
+            && let Some(declared) = self.contract(&state).await?.queries
+            && !declared.contains(&question.name)
+        {
+            return Err(AskError::Undeclared { state, declared });
         }
         self.await_worker(&routing(&question, &state), &state)
             .await?;
@@ -470,7 +484,7 @@ fn draw() -> u32 {
 /// Whether a registered worker can answer. What only a poll's protocol version tells is believed.
 fn can_answer(worker: &Registration, routing: &Routing) -> bool {
     let capability = match routing.kind {
-        TaskKind::UpdateValidation => "update_validation_tasks",
+        TaskKind::UpdateValidation => VALIDATES,
         _ => "query_tasks",
     };
     let said = &worker.description;

@@ -18,6 +18,9 @@ use crate::store::{history, lease};
 /// How long a poll whose time is up still waits for a task that is on its way to it.
 const ON_ITS_WAY: Duration = Duration::from_secs(3);
 
+/// The capability of a worker that validates updates.
+pub(super) const VALIDATES: &str = "update_validation_tasks";
+
 /// What a worker asks for.
 #[derive(Clone, Debug)]
 pub struct PollRequest {
@@ -77,6 +80,8 @@ pub enum PollRefused {
     Stale,
     /// The worker registered no types of this kind.
     NoCapability,
+    /// The worker did not register that it validates updates.
+    NoValidation,
     /// The node holds as many polls as it may.
     NoCapacity,
     /// The server could not.
@@ -191,6 +196,11 @@ impl Engine {
         };
         if types.is_empty() {
             return Err(PollRefused::NoCapability);
+        }
+        if request.kinds.contains(&TaskKind::UpdateValidation)
+            && !said.capabilities.iter().any(|said| said == VALIDATES)
+        {
+            return Err(PollRefused::NoValidation);
         }
         Ok(Profile {
             types: Arc::clone(types),

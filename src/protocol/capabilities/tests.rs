@@ -117,7 +117,7 @@ fn one_more_feature_changes_only_what_announces_it() {
 }
 
 #[test]
-fn this_build_announces_its_commands_and_nothing_optional() {
+fn this_build_announces_its_commands_and_nothing_that_it_lacks() {
     let all = at("1.20", Supported::build());
     assert_eq!(
         all["supported_workflow_task_commands"],
@@ -127,8 +127,17 @@ fn this_build_announces_its_commands_and_nothing_optional() {
             "continue_as_new",
             "schedule_activity",
             "start_timer",
+            "start_child_workflow",
+            "complete_update",
+            "fail_update",
             "record_side_effect",
             "record_version_marker",
+            "upsert_search_attributes",
+            "open_condition_wait",
+            "open_signal_wait",
+            "upsert_memo",
+            "record_local_activity",
+            "cancel_selection_operation",
         ])
     );
     assert_eq!(all["response_compression"], json!([]));
@@ -142,19 +151,11 @@ fn this_build_announces_its_commands_and_nothing_optional() {
         json!([])
     );
     assert_eq!(
-        all["synchronous_update_validation"],
-        json!({"supported": false})
-    );
-    assert_eq!(
         all["worker_deregistration_fencing"],
         json!({"supported": false})
     );
     assert_eq!(all["observability_context"], json!({"supported": false}));
-    for absent in [
-        "worker_session_verbs",
-        "task_queue_priority_fairness",
-        "query_task_timeouts",
-    ] {
+    for absent in ["worker_session_verbs", "task_queue_priority_fairness"] {
         assert!(all.get(absent).is_none(), "{absent}");
     }
 }

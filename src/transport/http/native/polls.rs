@@ -185,6 +185,14 @@ pub async fn poll(call: Call<WorkerOnly, PollBody>, kind: TaskKind) -> Result<An
     let request = call.body.request(&call, kind)?;
     let queue = request.queues.first().cloned();
     let no_wait = request.wait.is_zero();
+    let validates = request.kinds.contains(&TaskKind::UpdateValidation);
+    let offered = &call.api.supported;
+    if validates
+        && !(offered.offers(&call.api.advertised, Feature::UpdateValidation)
+            && call.version.allows(Feature::UpdateValidation))
+    {
+        return refusal(&call, kind, queue, PollRefused::NoValidation);
+    }
     match call.api.engine.poll(request).await {
         Ok(Polled::Task(grant)) => {
             // Lets the connection look at its socket first: a client that has gone by now is noticed,
@@ -295,6 +303,18 @@ fn refusal(
             };
             Answer::of(&tasks::no_task("empty", Some(reason.as_str())))
         }
+        PollRefused::NoValidation => Err(Failure::new(
+            StatusCode::CONFLICT,
+            Reason::UpdateValidationCapabilityNotAdvertised,
+            "Update validations need worker protocol 1.13 and a worker that registered for them.",
+        )
+        .with("task", Value::Null)
+        .with("poll_status", "unsupported")
+        .with("worker_id", worker_id)
+        .with(
+            "minimum_protocol_version",
+            Feature::UpdateValidation.floor().to_string(),
+        )),
         PollRefused::NoCapacity => Err(Failure::new(
             StatusCode::TOO_MANY_REQUESTS,
             Reason::LongPollCapacityExhausted,
