@@ -1,5 +1,10 @@
 //! What the workflow language added to the core, at the default version and at the newest.
 
+mod signals;
+mod updates;
+mod validations;
+mod waits;
+
 use serde_json::{Value, json};
 
 use tokio::task::JoinHandle;
