@@ -13,6 +13,7 @@ use crate::domain::routing::{Poller, Profile, TaskKind};
 use crate::domain::run::{Activity, RunState};
 use crate::domain::worker::{Registration, WorkerStatus};
 use crate::matching::{Ended, Grant, GrantedLease, QueueKey, WorkerKey};
+use crate::store::asks::{self, AskState};
 use crate::store::{history, lease};
 
 /// How long a poll whose time is up still waits for a task that is on its way to it.
@@ -139,17 +140,33 @@ impl Engine {
         keys: &[QueueKey],
         poller: &Poller,
     ) -> Result<Option<GrantedLease>, Fault> {
-        let name = keys.first().and_then(|key| claims::poll_name(key, poller));
-        let Some(lease) = name.and_then(|name| self.core.leases.of_poll(&name)) else {
+        let Some(lease) = keys
+            .iter()
+            .filter_map(|key| claims::poll_name(key, poller))
+            .find_map(|name| self.core.leases.of_poll(&name))
+        else {
             return Ok(None);
         };
+        let is_queue = |queue: &TaskQueue| keys.iter().any(|key| key.queue == *queue);
+        if lease.kind.is_ask() {
+            let ask = asks::find(&self.core.store.hot, lease.task).await?;
+            return Ok(ask
+                .filter(|ask| {
+                    ask.state == AskState::Leased
+                        && !ask.over
+                        && ask.attempt == lease.attempt
+                        && ask.owner.as_ref() == Some(&lease.owner)
+                        && is_queue(&ask.queue)
+                })
+                .map(|_| lease));
+        }
         let row = lease::read(&self.core.store.hot, lease.task).await?;
         Ok(row
             .filter(|row| {
                 row.live
                     && row.attempt == lease.attempt
                     && row.owner.as_ref() == Some(&lease.owner)
-                    && keys.iter().any(|key| key.queue == row.queue)
+                    && is_queue(&row.queue)
             })
             .map(|row| GrantedLease {
                 lease_expires_at: row.lease_expires_at.unwrap_or(lease.lease_expires_at),
