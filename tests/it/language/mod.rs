@@ -1,5 +1,7 @@
 //! What the workflow language added to the core, at the default version and at the newest.
 
+mod children;
+mod metadata;
 mod queries;
 mod signals;
 mod updates;
