@@ -1,5 +1,6 @@
 //! What the workflow language added to the core, at the default version and at the newest.
 
+mod cancellation;
 mod children;
 mod metadata;
 mod queries;
