@@ -2,8 +2,10 @@
 
 mod cancellation;
 mod children;
+mod local;
 mod metadata;
 mod queries;
+mod selection;
 mod signals;
 mod updates;
 mod validations;
