@@ -2,11 +2,13 @@
 
 mod cancellation;
 mod children;
+mod gates;
 mod local;
 mod metadata;
 mod queries;
 mod selection;
 mod signals;
+mod streams;
 mod updates;
 mod validations;
 mod waits;
