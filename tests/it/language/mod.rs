@@ -6,6 +6,7 @@ mod gates;
 mod local;
 mod metadata;
 mod queries;
+mod repair;
 mod selection;
 mod signals;
 mod streams;

@@ -275,3 +275,39 @@ async fn an_update_without_a_validator_is_refused() {
     }
     server.stop().await;
 }
+
+/// Rule: a repeated poll is given its validation again, also one that takes both kinds; a worker whose
+/// process is gone loses it to another.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_validation_is_given_again() {
+    let server = server("1.20").await;
+    let client = &server.client;
+    waiting(client).await;
+    let caller = asked(client, "k");
+    let poll = async |worker: &str, seconds: u64| {
+        let body = json!({
+            "worker_id": worker, "task_queue": "q", "timeout_seconds": seconds,
+            "poll_request_id": "same", "task_kinds": ["update_validation", "workflow"],
+        });
+        let answer = client.post("/worker/workflow-tasks/poll", body).await;
+        answer.expect(200)["task"].take()
+    };
+    let task = poll("w", 5).await;
+    let again = poll("w", 0).await;
+    assert_eq!(again["update_id"], task["update_id"]);
+    assert_eq!(again["update_validation_attempt"], 1);
+    register(client, "v", "q", contract()).await;
+    client.delete("/worker/registrations/w").await.expect(200);
+    let other = poll("v", 5).await;
+    assert_eq!(other["update_id"], task["update_id"]);
+    assert_eq!(other["update_validation_attempt"], 2);
+    judge(client, &task, "approve", json!({}))
+        .await
+        .refused(409, "update_validation_lease_owner_mismatch");
+    judge(client, &other, "approve", json!({}))
+        .await
+        .expect(200);
+    let body = caller.await.unwrap().expect(202);
+    assert_eq!(body["update_id"], task["update_id"]);
+    server.stop().await;
+}

@@ -304,11 +304,8 @@ async fn admit(
         return Ok(None);
     }
     let contract = engine.contract(&view.state).await?;
-    let lists = |names: &Option<Arc<[Arc<str>]>>| {
-        names
-            .as_ref()
-            .map(|names| names.iter().any(|name| *name == command.name))
-    };
+    let lists =
+        |names: &Option<Arc<[Arc<str>]>>| names.as_ref().map(|names| names.contains(&command.name));
     if lists(&contract.updates) == Some(false) {
         return Err(Answer::refuse(
             StatusCode::NOT_FOUND,
