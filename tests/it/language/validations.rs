@@ -210,20 +210,21 @@ async fn one_poll_may_take_both_kinds() {
     let server = server("1.20").await;
     let client = &server.client;
     waiting(client).await;
-    let both = async |seconds: u64| {
+    let send = |seconds: u64| {
         let body = json!({
             "worker_id": "w", "task_queue": "q", "timeout_seconds": seconds,
             "task_kinds": ["workflow", "update_validation"],
         });
-        let answer = client.post("/worker/workflow-tasks/poll", body).await;
+        super::send(client, "/worker/workflow-tasks/poll", body)
+    };
+    let both = async |seconds: u64| {
+        let answer = send(seconds).await.unwrap();
         answer.expect(200)["task"].take()
     };
-    // Parked before anything is there, then looking at what is there.
-    let (parked, caller) = tokio::join!(both(20), async {
-        let caller = asked(client, "k1");
-        tokio::task::yield_now().await;
-        caller
-    });
+    // Sent before anything is there, then looking at what is there.
+    let parked = send(20);
+    let caller = asked(client, "k1");
+    let parked = parked.await.unwrap().expect(200)["task"].take();
     assert_eq!(parked["task_kind"], "update_validation");
     judge(client, &parked, "approve", json!({}))
         .await
