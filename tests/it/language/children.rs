@@ -295,6 +295,77 @@ async fn children_close_with_their_parent() {
     }
 }
 
+/// Rule: a parent that closes may ask its child to cooperate instead: the child stays open, is shown
+/// the request, and ends under it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_closing_parent_may_ask_its_child_to_cooperate() {
+    let server = server("1.20").await;
+    let client = &server.client;
+    let policy = json!({"parent_close_policy": "request_cancellation"});
+    let (run, first) = family(client, policy).await;
+    client.wait_for_history(&first).await.expect(200);
+    client
+        .post("/workflows/wf/terminate", json!({}))
+        .await
+        .expect(200);
+    let kid = poll_child(client).await;
+    assert!(kid["cancellation_request"]["request_id"].is_string());
+    let history = kid["history_events"].as_array().unwrap();
+    let context = &only(history, "CooperativeCancellationRequested")["payload"]["cancellation"];
+    assert_eq!(context["root_workflow_run_id"], run);
+    assert_eq!(context["source"], "parent_workflow");
+    let delivery = json!({
+        "request_id": kid["cancellation_request"]["request_id"], "sequence": 1,
+        "call_kind": "timer",
+    });
+    let body = client.task(&kid, "deliver-cancellation", delivery).await;
+    assert_eq!(body.expect(200)["delivered"], true);
+    let end = json!([{
+        "type": "fail_workflow", "message": "m", "exception_type": "WorkflowCancelled",
+    }]);
+    client.complete(&kid, end).await.expect(200);
+    let history = closed(client, &kid).await;
+    assert_eq!(history.last().unwrap()["event_type"], "WorkflowCancelled");
+    server.stop().await;
+}
+
+/// Rule: a run has a bounded number of children that are open; one more refuses the whole completion.
+#[tokio::test(flavor = "multi_thread")]
+async fn children_are_bounded() {
+    let server = server("1.20").await;
+    let client = &server.client;
+    let task = first_task(client).await;
+    let calls = vec![child(json!({})); 1_000];
+    client.complete(&task, json!(calls)).await.expect(200);
+    let body = client.get("/cluster/info").await.expect(200);
+    let limit = body["structural_limits"]["pending_child_count"].as_u64();
+    let mut open = 1_000;
+    for _ in 0..2 {
+        client
+            .post("/workflows/wf/signal/go", json!({}))
+            .await
+            .expect(202);
+        let task = poll(client).await;
+        let room = usize::try_from(limit.unwrap() - open).unwrap();
+        let before = server.db.contents().await;
+        if room < 1_000 {
+            let calls = vec![child(json!({})); room + 1];
+            let body = client
+                .complete(&task, json!(calls))
+                .await
+                .refused(422, "structural_limit_exceeded");
+            assert_eq!(body["limit_kind"], "pending_child_count");
+            assert_eq!(body["recorded"], false);
+            assert_eq!(server.db.contents().await, before);
+        }
+        let calls = vec![child(json!({})); room.min(1_000)];
+        client.complete(&task, json!(calls)).await.expect(200);
+        open += room.min(1_000) as u64;
+    }
+    assert_eq!(Some(open), limit);
+    server.stop().await;
+}
+
 /// Rule: a child inherits memo and search attributes, its parent's queue unless the call names one,
 /// and has time limits of its own.
 #[tokio::test(flavor = "multi_thread")]

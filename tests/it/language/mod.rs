@@ -6,6 +6,7 @@ mod gates;
 mod local;
 mod metadata;
 mod queries;
+mod repair;
 mod selection;
 mod signals;
 mod streams;
@@ -83,7 +84,12 @@ pub async fn first_task(client: &Client) -> Value {
 
 /// Sends a command to a workflow, `update/name` for example, and gives the answer when it comes.
 pub fn ask(client: &Client, workflow: &str, command: &str, body: Value) -> JoinHandle<Answer> {
-    let (client, path) = (client.clone(), format!("/workflows/{workflow}/{command}"));
+    send(client, &format!("/workflows/{workflow}/{command}"), body)
+}
+
+/// Sends a request and gives the answer when it comes.
+pub fn send(client: &Client, path: &str, body: Value) -> JoinHandle<Answer> {
+    let (client, path) = (client.clone(), path.to_owned());
     tokio::spawn(async move { client.post(&path, body).await })
 }
 

@@ -475,23 +475,26 @@ async fn a_repeated_poll_gets_its_query_again() {
     let server = server("1.20").await;
     let client = &server.client;
     waiting(client).await;
-    let poll = async |id: &str, seconds: u64| {
+    let send = |id: &str, seconds: u64| {
         let body = json!({
             "worker_id": "w", "task_queue": "q", "timeout_seconds": seconds, "poll_request_id": id,
         });
-        let answer = client.post("/worker/query-tasks/poll", body).await;
+        super::send(client, "/worker/query-tasks/poll", body)
+    };
+    let task_of = async |polled: JoinHandle<Answer>| {
+        let answer = polled.await.unwrap();
         answer.expect(200)["task"].take()
     };
+    let poll = async |id: &str, seconds: u64| task_of(send(id, seconds)).await;
     // Once from what is there, and once handed to a poll that waits.
     for (id, other) in [("a", "b"), ("c", "d")] {
         let (caller, task) = if id == "a" {
             let caller = query(client, json!({}));
             (caller, poll(id, 5).await)
         } else {
-            let (task, caller) = tokio::join!(poll(id, 20), async {
-                tokio::task::yield_now().await;
-                query(client, json!({}))
-            });
+            let parked = send(id, 20);
+            let caller = query(client, json!({}));
+            let task = task_of(parked).await;
             (caller, task)
         };
         let again = poll(id, 0).await;

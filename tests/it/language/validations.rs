@@ -210,20 +210,21 @@ async fn one_poll_may_take_both_kinds() {
     let server = server("1.20").await;
     let client = &server.client;
     waiting(client).await;
-    let both = async |seconds: u64| {
+    let send = |seconds: u64| {
         let body = json!({
             "worker_id": "w", "task_queue": "q", "timeout_seconds": seconds,
             "task_kinds": ["workflow", "update_validation"],
         });
-        let answer = client.post("/worker/workflow-tasks/poll", body).await;
+        super::send(client, "/worker/workflow-tasks/poll", body)
+    };
+    let both = async |seconds: u64| {
+        let answer = send(seconds).await.unwrap();
         answer.expect(200)["task"].take()
     };
-    // Parked before anything is there, then looking at what is there.
-    let (parked, caller) = tokio::join!(both(20), async {
-        let caller = asked(client, "k1");
-        tokio::task::yield_now().await;
-        caller
-    });
+    // Sent before anything is there, then looking at what is there.
+    let parked = send(20);
+    let caller = asked(client, "k1");
+    let parked = parked.await.unwrap().expect(200)["task"].take();
     assert_eq!(parked["task_kind"], "update_validation");
     judge(client, &parked, "approve", json!({}))
         .await
@@ -273,5 +274,41 @@ async fn an_update_without_a_validator_is_refused() {
     for table in ["workflow_runs", "history_batches", "request_receipts"] {
         assert_eq!(after[table], before[table], "{table}");
     }
+    server.stop().await;
+}
+
+/// Rule: a repeated poll is given its validation again, also one that takes both kinds; a worker whose
+/// process is gone loses it to another.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_validation_is_given_again() {
+    let server = server("1.20").await;
+    let client = &server.client;
+    waiting(client).await;
+    let caller = asked(client, "k");
+    let poll = async |worker: &str, seconds: u64| {
+        let body = json!({
+            "worker_id": worker, "task_queue": "q", "timeout_seconds": seconds,
+            "poll_request_id": "same", "task_kinds": ["update_validation", "workflow"],
+        });
+        let answer = client.post("/worker/workflow-tasks/poll", body).await;
+        answer.expect(200)["task"].take()
+    };
+    let task = poll("w", 5).await;
+    let again = poll("w", 0).await;
+    assert_eq!(again["update_id"], task["update_id"]);
+    assert_eq!(again["update_validation_attempt"], 1);
+    register(client, "v", "q", contract()).await;
+    client.delete("/worker/registrations/w").await.expect(200);
+    let other = poll("v", 5).await;
+    assert_eq!(other["update_id"], task["update_id"]);
+    assert_eq!(other["update_validation_attempt"], 2);
+    judge(client, &task, "approve", json!({}))
+        .await
+        .refused(409, "update_validation_lease_owner_mismatch");
+    judge(client, &other, "approve", json!({}))
+        .await
+        .expect(200);
+    let body = caller.await.unwrap().expect(202);
+    assert_eq!(body["update_id"], task["update_id"]);
     server.stop().await;
 }
