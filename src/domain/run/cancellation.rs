@@ -530,11 +530,9 @@ impl RunState {
     /// A delivery was put off until something that was asked to cancel has ended.
     pub(super) fn delivery_waits(&self) -> bool {
         self.cancellation.as_ref().is_some_and(|cancellation| {
-            let asked = [
-                cancellation.children_asked.is_empty(),
-                cancellation.activities_asked.is_empty(),
-            ];
-            cancellation.delivered.is_none() && asked.contains(&false)
+            let none_asked =
+                cancellation.children_asked.is_empty() && cancellation.activities_asked.is_empty();
+            cancellation.delivered.is_none() && !none_asked
         })
     }
 

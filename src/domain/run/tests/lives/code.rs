@@ -74,16 +74,18 @@ fn some_condition(rng: &mut Rng) -> Command {
 }
 
 fn some_signal_wait(rng: &mut Rng) -> Command {
-    let seconds = [None, Some(0), Some(3), Some(20)][rng.below(4)];
-    signal_wait(NAMES[rng.below(2)], seconds)
+    let seconds = [None, None, Some(0), Some(3), Some(20)][rng.below(5)];
+    // Mostly one name, so that several waits compete for a signal of it.
+    let name = NAMES[usize::from(rng.percent(20))];
+    signal_wait(name, seconds)
 }
 
 fn leaf(rng: &mut Rng, children: bool) -> Command {
-    match rng.below(10) {
+    match rng.below(12) {
         0..=3 => some_activity(rng),
         4 | 5 => timer(rng.below(4) as u64 * 5),
-        6 => some_condition(rng),
-        7 => some_signal_wait(rng),
+        6 | 7 => some_condition(rng),
+        8 | 9 => some_signal_wait(rng),
         _ if children => some_child(rng),
         _ => timer(7),
     }

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::kit::Stored;
 use super::life::Life;
+use super::replay;
 use crate::domain::decision::{TimerKey, TimerKind};
 use crate::domain::event::Body;
 use crate::domain::features;
@@ -175,6 +176,7 @@ pub fn whole(life: &Life) {
         cancellations(stored);
         inputs(stored, &mut applied, &mut answered, &mut recorded);
         messages(stored);
+        replay::follows_the_rules(stored);
         let parked = state
             .workflow_task
             .as_ref()

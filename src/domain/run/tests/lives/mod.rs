@@ -6,6 +6,7 @@
 mod code;
 mod invariants;
 mod life;
+mod replay;
 mod told;
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
