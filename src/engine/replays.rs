@@ -24,10 +24,10 @@ impl Replays {
 
     /// Has a written state compared.
     pub fn check(&self, state: &RunState) {
-        if let Some(waiting) = &self.0 {
-            if waiting.try_send(Arc::new(state.clone())).is_err() {
-                count("skipped");
-            }
+        if let Some(waiting) = &self.0
+            && waiting.try_send(Arc::new(state.clone())).is_err()
+        {
+            count("skipped");
         }
     }
 }
