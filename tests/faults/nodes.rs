@@ -176,13 +176,15 @@ async fn a_lease_that_runs_out_is_ended_by_whichever_node_looks_first_and_once()
 async fn timers_fire_once_although_both_nodes_sweep() {
     const RUNS: usize = 40;
     let two = Two::start().await;
-    two.a.register("w", "q", &["greet"], &[]).await;
     let mut runs = BTreeMap::new();
     for n in 0..RUNS {
         let client = if n % 2 == 0 { &two.a } else { &two.b };
+        // A queue of its own: timers of earlier runs may fire meanwhile, and make tasks.
+        let (worker, queue) = (format!("w-{n}"), format!("q-{n}"));
+        client.register(&worker, &queue, &["greet"], &[]).await;
         let workflow = format!("wf-{n}");
-        let run = client.start(&workflow, "greet", "q").await;
-        let task = client.poll("workflow", "w", "q", 5).await;
+        let run = client.start(&workflow, "greet", &queue).await;
+        let task = client.poll("workflow", &worker, &queue, 5).await;
         assert_eq!(task["run_id"], run.as_str());
         let timers = json!([
             {"type": "start_timer", "delay_seconds": 1},
