@@ -11,6 +11,7 @@ pub mod parallel;
 pub mod retry;
 pub mod routing;
 pub mod run;
+pub mod session;
 pub mod time;
 pub mod worker;
 

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::ids::{Namespace, RunId, TaskId, TaskQueue, WorkerId};
+use super::session;
 
 /// Which plane hands a task out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -95,6 +96,8 @@ pub struct Routing {
     pub build_id: Option<Arc<str>>,
     /// Bits of history features that the worker must know.
     pub needs: i64,
+    /// The worker session that it runs in. Who may own that is decided when a worker claims the task.
+    pub session: Option<Arc<session::Options>>,
 }
 
 /// What a group of like polls can take.

@@ -113,6 +113,7 @@ impl Registration {
             | says("durable_selection", features::SELECTION)
             | says("message_streams", features::STREAMS)
             | says("cooperative_cancellation", features::CANCELLATION)
+            | says("worker_sessions", features::SESSIONS)
     }
 
     /// Whether it has been silent for too long.

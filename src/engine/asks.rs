@@ -458,6 +458,7 @@ fn routing(question: &Question, state: &RunState) -> Routing {
         fairness_weight: 1,
         build_id: begun.build_id.clone(),
         needs: state.needs,
+        session: None,
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::leases::PollName;
-use super::{Core, Fault};
+use super::{Core, Fault, sessions};
 use crate::domain::routing::{Poller, Profile, TaskKind};
 use crate::matching::{Grant, GrantedLease, QueueKey, Reserved, WorkerKey};
 use crate::store::asks;
@@ -55,20 +55,39 @@ async fn run(core: &Arc<Core>, key: &QueueKey) {
     }
 }
 
-/// Claims from the table that holds the kind.
+/// Claims from the table that holds the kind, and then what runs in sessions.
 pub(super) async fn claim(
-    core: &Core,
+    core: &Arc<Core>,
     key: &QueueKey,
     profile: &Profile,
     pollers: &[Poller],
 ) -> Result<Vec<Claimed>, Fault> {
     let (pool, kind) = (&core.store.hot, key.kind);
-    let claimed = if kind.is_ask() {
-        asks::claim(pool, kind, &key.namespace, &key.queue, profile, pollers).await
-    } else {
-        claim::claim(pool, kind, &key.namespace, &key.queue, profile, pollers).await
-    };
-    Ok(claimed?)
+    if kind.is_ask() {
+        let claimed = asks::claim(pool, kind, &key.namespace, &key.queue, profile, pollers);
+        return Ok(claimed.await?);
+    }
+    let mut claimed =
+        claim::claim(pool, kind, &key.namespace, &key.queue, profile, pollers).await?;
+    if kind == TaskKind::Activity && claimed.len() < pollers.len() {
+        let left: Vec<(usize, Poller)> = pollers
+            .iter()
+            .cloned()
+            .enumerate()
+            .filter(|(place, _)| claimed.iter().all(|task| task.poller != *place))
+            .collect();
+        let entered = sessions::claim(core, key, profile, &left).await;
+        match entered {
+            Ok((tasks, waiting)) => {
+                claimed.extend(tasks);
+                core.registry.picky(key, waiting);
+            }
+            // What was claimed before is held and must be handed over.
+            Err(fault) if claimed.is_empty() => return Err(fault),
+            Err(fault) => tracing::warn!(error = %fault, "tasks of sessions could not be claimed"),
+        }
+    }
+    Ok(claimed)
 }
 
 fn give(core: &Core, key: &QueueKey, polls: Vec<Reserved>, claimed: Vec<Claimed>) {

@@ -11,6 +11,7 @@ use crate::domain::features;
 use crate::domain::ids::{AttemptId, Namespace, Part, TaskQueue, WorkerId, part_id};
 use crate::domain::routing::{Poller, Profile, TaskKind};
 use crate::domain::run::{Activity, RunState};
+use crate::domain::session::Session;
 use crate::domain::worker::{Registration, WorkerStatus};
 use crate::matching::{Ended, Grant, GrantedLease, QueueKey, WorkerKey};
 use crate::store::{history, lease};
@@ -37,6 +38,8 @@ pub struct PollRequest {
     pub wait: Duration,
     /// Bits of history features that its protocol version brings along.
     pub knows: i64,
+    /// Whether a worker of its protocol version must have announced that it can own sessions.
+    pub announces_sessions: bool,
 }
 
 /// How a poll ended.
@@ -195,10 +198,7 @@ impl Engine {
         Ok(Profile {
             types: Arc::clone(types),
             build_id: said.build_id.clone(),
-            // A cancellation needs the worker's word and the version; the rest needs either.
-            knows: (worker.knows() & !features::CANCELLATION)
-                | (request.knows & !features::CANCELLATION)
-                | (worker.knows() & request.knows & features::CANCELLATION),
+            knows: known(worker.knows(), request),
         })
     }
 
@@ -306,6 +306,20 @@ pub struct WorkflowTaskView {
     pub page: Page,
 }
 
+/// Bits of features of a worker with this word and this poll. Most need either; a cancellation needs
+/// both, and so do sessions, from the version on that has workers announce them.
+fn known(word: i64, request: &PollRequest) -> i64 {
+    const STRICT: i64 = features::CANCELLATION | features::SESSIONS;
+    let sessions = if request.announces_sessions {
+        word & request.knows
+    } else {
+        request.knows
+    };
+    (word | request.knows) & !STRICT
+        | word & request.knows & features::CANCELLATION
+        | sessions & features::SESSIONS
+}
+
 /// An activity task as its worker is shown it.
 #[derive(Clone, Debug)]
 pub struct ActivityTaskView {
@@ -315,6 +329,8 @@ pub struct ActivityTaskView {
     pub state: Arc<RunState>,
     /// The activity.
     pub activity: Arc<Activity>,
+    /// The worker session that it runs in.
+    pub session: Option<Session>,
 }
 
 impl ActivityTaskView {
@@ -383,13 +399,25 @@ impl Engine {
         if cached.as_ref().and_then(find).is_none() {
             cached = cache::newest(&self.core, lease.task.run).await?;
         }
-        Ok(cached.and_then(|cached| {
+        let Some((cached, activity)) = cached.and_then(|cached| {
             let activity = find(&cached)?;
-            Some(ActivityTaskView {
-                lease: lease.clone(),
-                state: cached.state,
-                activity,
-            })
+            Some((cached, activity))
+        }) else {
+            return Ok(None);
+        };
+        let session = match &activity.session {
+            None => None,
+            Some(asked) => {
+                let namespace = &cached.state.begun.namespace;
+                let view = self.session(namespace, &asked.session_id).await?;
+                view.map(|view| view.session)
+            }
+        };
+        Ok(Some(ActivityTaskView {
+            lease: lease.clone(),
+            state: cached.state,
+            activity,
+            session,
         }))
     }
 

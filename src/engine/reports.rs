@@ -17,6 +17,7 @@ use crate::domain::run::{
     ActivityOutcome, ActivityReport, Beat, Close, Digest, Input, Receipt, Refusal, Reply, RunState,
     StreamReport, TaskFailure, WorkflowTaskReport,
 };
+use crate::domain::session::{Options, Session};
 use crate::domain::time::Timestamp;
 use crate::store::lease::{self, Renewal, TaskRow};
 
@@ -139,11 +140,20 @@ pub struct RenewedLease {
     pub cancel_requested: bool,
 }
 
+/// A worker session that an activity's heartbeat renewed.
+#[derive(Clone, Debug)]
+pub struct SessionBeat {
+    /// What the activity asked for.
+    pub asked: Arc<Options>,
+    /// The session.
+    pub session: Session,
+}
+
 /// What an activity hears in answer to its heartbeat.
 #[derive(Clone, Debug)]
 pub enum Heartbeat {
-    /// Go on.
-    Recorded(RenewedLease),
+    /// Go on; with the worker session that it runs in, if the worker still owns that.
+    Recorded(RenewedLease, Option<Box<SessionBeat>>),
     /// Stop; the reason and the run, closed or not.
     Stop {
         /// Why, in the contract's words.
@@ -582,6 +592,23 @@ impl Engine {
         Ok((last, fresh))
     }
 
+    /// An activity is alive, and so is the session that it runs in.
+    async fn beat_session(
+        &self,
+        holder: &Holder,
+        state: &RunState,
+    ) -> Result<Option<Box<SessionBeat>>, Fault> {
+        let activity = state.activities.get(&holder.task.no);
+        let Some(asked) = activity.and_then(|activity| activity.session.clone()) else {
+            return Ok(None);
+        };
+        let namespace = &state.begun.namespace;
+        let session = self
+            .session_beat(namespace, &holder.owner, &asked.session_id)
+            .await?;
+        Ok(session.map(|session| Box::new(SessionBeat { asked, session })))
+    }
+
     /// An activity says that it is alive, and what it has to say.
     ///
     /// # Errors
@@ -605,7 +632,8 @@ impl Engine {
                     state: renewed.state,
                 });
             }
-            return Ok(Heartbeat::Recorded(renewed));
+            let session = self.beat_session(&holder, &renewed.state).await?;
+            return Ok(Heartbeat::Recorded(renewed, session));
         }
         let newest = cache::newest(&self.core, holder.task.run).await?;
         let state = newest.map_or(resolved.cached.state, |newest| newest.state);

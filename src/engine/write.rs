@@ -77,6 +77,9 @@ pub(super) async fn write(
             }
             keep(core, decision, promises, at);
             announce(core, decision, at);
+            if let Some(base) = base {
+                announce_room(core, decision, base);
+            }
         }
         _ => {
             if written == Err(Fault::Unknown) {
@@ -118,6 +121,10 @@ fn promise(core: &Core, decision: &mut Decision, now: Timestamp) -> Vec<Promise>
             let Some(task) = write.effects.opened_mut(no) else {
                 continue;
             };
+            if task.routing.session.is_some() {
+                // Whether a worker may own the session is for a claim to find out.
+                continue;
+            }
             let Some(poll) = core.registry.reserve(&task.routing) else {
                 continue;
             };
@@ -207,6 +214,21 @@ fn announce(core: &Core, decision: &Decision, at: Timestamp) {
                     None => ready_at(core, &QueueKey::from(&task.routing), task.available_at, at),
                 },
             }
+        }
+    }
+}
+
+/// An activity that ends leaves room in its session.
+fn announce_room(core: &Core, decision: &Decision, base: &Cached) {
+    for (no, effect) in decision.write.effects.tasks() {
+        let activity = base.state.activities.get(no);
+        let in_session = activity.is_some_and(|activity| activity.session.is_some());
+        if in_session
+            && *effect == TaskEffect::Close
+            && let Some(key) = queue_of(&base.state, *no)
+        {
+            core.hints.ready(&key);
+            claims::ready(core, &key);
         }
     }
 }

@@ -103,6 +103,7 @@ async fn asks(engine: Engine) {
         tokio::time::sleep(ASK_PAUSE).await;
         // A failed pass is tried again after the same pause.
         let _ = engine.forget_old_asks().await;
+        let _ = engine.forget_old_sessions().await;
     }
 }
 

@@ -145,6 +145,8 @@ struct Queue {
     empty_for: Vec<Profile>,
     /// A claim is under way, and looks again when it is done.
     claiming: bool,
+    /// Ready tasks wait that only some workers may take: a poll that is parked looks again.
+    picky: bool,
     recheck_at: Instant,
 }
 
@@ -154,6 +156,7 @@ impl Queue {
             groups: Vec::new(),
             empty_for: Vec::new(),
             claiming: false,
+            picky: false,
             recheck_at: now + recheck_pause(now),
         }
     }
@@ -465,6 +468,13 @@ impl Registry {
         wanted
     }
 
+    /// Says whether ready tasks wait in a queue that only some workers may take.
+    pub fn picky(&self, key: &QueueKey, is_picky: bool) {
+        if let Some(queue) = self.inner().queues.get_mut(key) {
+            queue.picky = is_picky;
+        }
+    }
+
     /// Says that a queue may have ready tasks in the database. Returns whether a claim should be
     /// started: polls wait, and none is under way.
     pub fn backlog(&self, key: &QueueKey) -> bool {
@@ -478,10 +488,12 @@ impl Registry {
 
     /// Whether a claim should be started for a poll that has just been parked.
     pub fn wants_claim(&self, key: &QueueKey) -> bool {
-        self.inner()
-            .queues
-            .get_mut(key)
-            .is_some_and(Queue::begin_claim)
+        self.inner().queues.get_mut(key).is_some_and(|queue| {
+            if queue.picky {
+                queue.empty_for.clear();
+            }
+            queue.begin_claim()
+        })
     }
 
     /// Polls for the next claim on a queue: some that can take the same tasks, at most `limit`, the

@@ -112,6 +112,33 @@ reasons! {
     /// A memo or attribute capability announced below its version.
     WorkflowMetadataCapabilityProtocolMismatch = "workflow_metadata_capability_protocol_mismatch",
 
+    // Worker sessions.
+
+    /// Fields of a session's options.
+    InvalidWorkerSession = "invalid_worker_session",
+    /// The session is another queue's, or the worker does not serve its queue.
+    SessionQueueMismatch = "session_queue_mismatch",
+    /// No session of this id.
+    SessionNotFound = "session_not_found",
+    /// The session has no owner now.
+    SessionNotActive = "session_not_active",
+    /// The caller does not own the session.
+    SessionOwnerMismatch = "session_owner_mismatch",
+    /// No session of this id, and none may be made.
+    SessionMissing = "session_missing",
+    /// The worker lacks capabilities that the session needs.
+    SessionRequirementsNotMet = "session_requirements_not_met",
+    /// The worker owns as many sessions as it may.
+    WorkerSessionLimitExceeded = "worker_session_limit_exceeded",
+    /// Another worker owns the session.
+    SessionOwnedByAnotherWorker = "session_owned_by_another_worker",
+    /// As many activities run in the session as may.
+    SessionActivityLimitExceeded = "session_activity_limit_exceeded",
+    /// The session was closed.
+    SessionClosed = "session_closed",
+    /// The session was lost and may not be owned again.
+    SessionReacquireDisallowed = "session_reacquire_disallowed",
+
     // Polls: refusals, and why a poll has no task.
 
     /// The worker is not registered for this queue.

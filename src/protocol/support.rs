@@ -16,6 +16,8 @@ const BUILD: &[Feature] = &[
     Feature::ActivityTimeouts,
     Feature::NonRetryableFailures,
     Feature::QueryTasks,
+    Feature::WorkerSessions,
+    Feature::PortableWorkerSessions,
     Feature::ConditionWaits,
     Feature::SignalWaits,
     Feature::UpdateValidation,

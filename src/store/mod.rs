@@ -17,6 +17,7 @@ pub mod notify;
 pub mod pool;
 pub mod receipts;
 pub mod relays;
+pub mod sessions;
 pub mod timers;
 mod trouble;
 pub mod workers;

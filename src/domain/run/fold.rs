@@ -217,6 +217,7 @@ impl RunState {
                         queue: scheduled.activity.queue.clone(),
                         arguments: scheduled.activity.arguments.clone(),
                         policy: scheduled.activity.retry_policy.clone().map(Arc::new),
+                        session: scheduled.activity.worker_session.clone(),
                         path,
                         scheduled_at: event.recorded_at,
                         available_at: event.recorded_at,

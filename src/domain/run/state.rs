@@ -11,6 +11,7 @@ use super::super::event::Json;
 use super::super::ids::{RunId, Step, TaskNo, TaskQueue, WorkerId, WorkflowId};
 use super::super::parallel::{Group, Path, Resolution};
 use super::super::retry::Policy;
+use super::super::session;
 use super::super::time::Timestamp;
 use super::attributes::{Attributes, Memo};
 use super::cancellation::{Cancellation, Stopped};
@@ -94,6 +95,8 @@ pub struct Activity {
     pub arguments: Option<Payload>,
     /// Retry rule and timeouts.
     pub policy: Option<Arc<Policy>>,
+    /// The worker session that it runs in.
+    pub session: Option<Arc<session::Options>>,
     /// Place in parallel groups.
     pub path: Option<Path>,
     /// When it was scheduled.

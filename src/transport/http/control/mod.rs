@@ -11,6 +11,7 @@ mod history;
 mod inputs;
 mod operation;
 mod queries;
+mod sessions;
 mod start;
 mod streams;
 
@@ -71,6 +72,8 @@ pub fn routes() -> scope::Scope<
         .service(fleet::list_workers)
         .service(fleet::describe_worker)
         .service(fleet::delete_worker)
+        .service(sessions::list_worker_sessions)
+        .service(sessions::get_worker_session)
         .service(fleet::list_task_queues)
         .service(fleet::describe_task_queue)
         .map(|scope| scope.default_service(web::to(no_such_route)))

@@ -20,6 +20,7 @@ use super::answer::{Answer, Failure, Native};
 use super::call::{Call, WorkerOnly};
 use super::leases::{self, Named};
 use super::polls::{self, PollBody};
+use super::sessions;
 
 type Raw = Option<Box<RawValue>>;
 
@@ -108,7 +109,7 @@ async fn heartbeat(
         .to_string()
     };
     Answer::of(&match heard {
-        Heartbeat::Recorded(renewed) => json!({
+        Heartbeat::Recorded(renewed, session) => json!({
             "task_id": task,
             "activity_attempt_id": attempt_id(renewed.attempt),
             "lease_owner": holder.owner.as_str(),
@@ -120,7 +121,7 @@ async fn heartbeat(
             "last_heartbeat_at": renewed.at,
             "run_closed_reason": null,
             "run_closed_at": null,
-            "worker_session": null,
+            "worker_session": session.map(|beat| sessions::affinity(&beat.asked, &beat.session)),
         }),
         Heartbeat::Stop {
             reason,

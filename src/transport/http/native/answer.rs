@@ -23,6 +23,7 @@ use super::super::problems::Problems;
 #[derive(Debug)]
 pub struct Answer {
     fields: Vec<u8>,
+    status: StatusCode,
     grant: Option<Box<Grant>>,
 }
 
@@ -36,18 +37,22 @@ impl Answer {
             tracing::error!(error = %error, "an answer cannot be written as JSON");
             Failure::from(Fault::Bug)
         })?;
-        Ok(Self {
-            fields,
-            grant: None,
-        })
+        Ok(Self::raw(fields))
     }
 
     /// An answer whose fields are one JSON object already.
     pub fn raw(fields: Vec<u8>) -> Self {
         Self {
             fields,
+            status: StatusCode::OK,
             grant: None,
         }
+    }
+
+    /// With another status than 200.
+    pub fn status(mut self, status: StatusCode) -> Self {
+        self.status = status;
+        self
     }
 
     /// The task in this answer is given back if the answer is not taken.
@@ -186,8 +191,12 @@ impl Responder for Native {
         };
         match self.0 {
             Err(failure) => failure.into_response(api),
-            Ok(Answer { fields, grant }) => {
-                let mut response = builder(api, StatusCode::OK);
+            Ok(Answer {
+                fields,
+                status,
+                grant,
+            }) => {
+                let mut response = builder(api, status);
                 let body = envelope(api, &fields);
                 match grant {
                     None => response.body(body),

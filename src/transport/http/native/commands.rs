@@ -243,12 +243,7 @@ impl Reader<'_> {
     fn schedule_activity(&mut self, command: CommandRequest) -> Option<ScheduleActivity> {
         self.name("activity_type", command.activity_type.as_deref());
         let policy = self.policy(&command);
-        if command.worker_session.is_some() {
-            self.add(
-                "worker_session",
-                "worker sessions are not supported by this server",
-            );
-        }
+        let session = self.worker_session(&command);
         let cancellation = self.cancellation_policy(&command);
         if cancellation == Some(CancellationPolicy::Abandon)
             && command.schedule_to_close_timeout.is_none()
@@ -267,6 +262,7 @@ impl Reader<'_> {
             queue,
             policy,
             cancellation,
+            session,
             path: group,
         })
     }

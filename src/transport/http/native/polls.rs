@@ -126,6 +126,7 @@ impl PollBody {
             poll_request_id: text(&self.poll_request_id),
             wait,
             knows: knows(&call.version),
+            announces_sessions: call.version.allows(Feature::PortableWorkerSessions),
         })
     }
 
@@ -178,6 +179,7 @@ fn knows(version: &Negotiated) -> i64 {
         Feature::ConditionWaitOccurrenceIdentity,
         features::OCCURRENCE,
     ) | bit(Feature::CooperativeCancellation, features::CANCELLATION)
+        | bit(Feature::WorkerSessions, features::SESSIONS)
 }
 
 /// Polls, and shows the task that came.

@@ -14,6 +14,7 @@ use crate::protocol::budget::Budget;
 
 use super::answer::Failure;
 use super::cancellations::request_object;
+use super::sessions::affinity;
 
 /// Events that a page holds, as raw JSON.
 ///
@@ -304,6 +305,8 @@ pub fn activity_claim(view: &ActivityTaskView) -> Result<Vec<u8>, Failure> {
         lease_owner: &'a str,
         lease_expires_at: Timestamp,
         deadlines: Value,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        worker_session: Option<Value>,
     }
     let (state, activity, lease) = (&view.state, &view.activity, &view.lease);
     let mut deadlines = serde_json::Map::new();
@@ -338,6 +341,11 @@ pub fn activity_claim(view: &ActivityTaskView) -> Result<Vec<u8>, Failure> {
         lease_owner: lease.owner.as_str(),
         lease_expires_at: lease.lease_expires_at,
         deadlines: Value::Object(deadlines),
+        worker_session: activity
+            .session
+            .as_deref()
+            .zip(view.session.as_ref())
+            .map(|(asked, session)| affinity(asked, session)),
     };
     claim(&task, lease)
 }
