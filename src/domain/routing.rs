@@ -98,6 +98,8 @@ pub struct Routing {
     pub needs: i64,
     /// The worker session that it runs in. Who may own that is decided when a worker claims the task.
     pub session: Option<Arc<session::Options>>,
+    /// The worker that keeps the run in memory, which is given the task if it waits.
+    pub preferred: Option<WorkerId>,
 }
 
 /// What a group of like polls can take.

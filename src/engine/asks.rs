@@ -459,6 +459,7 @@ fn routing(question: &Question, state: &RunState) -> Routing {
         build_id: begun.build_id.clone(),
         needs: state.needs,
         session: None,
+        preferred: None,
     }
 }
 

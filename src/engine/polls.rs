@@ -10,7 +10,7 @@ use super::{Engine, cache, claims};
 use crate::domain::features;
 use crate::domain::ids::{AttemptId, Namespace, Part, TaskQueue, WorkerId, part_id};
 use crate::domain::routing::{Poller, Profile, TaskKind};
-use crate::domain::run::{Activity, RunState};
+use crate::domain::run::{Activity, ReplayMode, RunState};
 use crate::domain::session::Session;
 use crate::domain::worker::{Registration, WorkerStatus};
 use crate::matching::{Ended, Grant, GrantedLease, QueueKey, WorkerKey};
@@ -304,6 +304,8 @@ pub struct WorkflowTaskView {
     pub seen: u64,
     /// First page of its history.
     pub page: Page,
+    /// How its holder comes by the run's state.
+    pub replay_mode: ReplayMode,
 }
 
 /// Bits of features of a worker with this word and this poll. Most need either; a cancellation needs
@@ -378,7 +380,18 @@ impl Engine {
             return Ok(None);
         }
         let page = self.page(&cached, 1, seen, page_size).await?;
+        let namespace = &cached.state.begun.namespace;
+        let epoch = match &cached.state.kept {
+            None => 0,
+            Some(_) => {
+                let worker = self.worker(namespace, &lease.owner).await?;
+                worker.map_or(0, |worker| worker.epoch)
+            }
+        };
         Ok(Some(WorkflowTaskView {
+            replay_mode: cached
+                .state
+                .replay_mode(&lease.owner, epoch, lease.leased_at),
             lease: lease.clone(),
             state: cached.state,
             seen,

@@ -10,12 +10,12 @@ use super::runs::{self, Applied};
 use crate::domain::command::Command;
 use crate::domain::event::Json;
 use crate::domain::features;
-use crate::domain::ids::{Namespace, TaskId, WorkerId};
+use crate::domain::ids::{Namespace, TaskId, WorkerId, WorkflowId};
 use crate::domain::limits::LimitKind;
 use crate::domain::routing::TaskKind;
 use crate::domain::run::{
-    ActivityOutcome, ActivityReport, Beat, Close, Digest, Input, Receipt, Refusal, Reply, RunState,
-    StreamReport, TaskFailure, WorkflowTaskReport,
+    ActivityOutcome, ActivityReport, Beat, Close, Digest, Input, Keep, Receipt, Refusal, Reply,
+    RunState, StreamReport, TaskFailure, WorkflowTaskReport,
 };
 use crate::domain::session::{Options, Session};
 use crate::domain::time::Timestamp;
@@ -234,6 +234,7 @@ impl Engine {
         digest: Digest,
         commands: Vec<Command>,
         streams: StreamReport,
+        keep: Option<Keep>,
     ) -> Result<Reported, ReportRefused> {
         let resolved = self.resolve(&holder, TaskKind::Workflow).await?;
         let report = report(&holder, &resolved, digest);
@@ -244,9 +245,19 @@ impl Engine {
                 report,
                 commands,
                 streams,
+                keep,
             },
         )
         .await
+    }
+
+    /// The workflow that a task belongs to.
+    ///
+    /// # Errors
+    /// [`Fault`].
+    pub async fn workflow_of(&self, holder: &Holder) -> Result<Option<WorkflowId>, Fault> {
+        let cached = cache::recent(&self.core, holder.task.run).await?;
+        Ok(cached.map(|cached| cached.state.begun.workflow_id.clone()))
     }
 
     /// A worker could not process a workflow task, or has nothing to do.

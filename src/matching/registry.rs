@@ -343,6 +343,32 @@ impl Inner {
         self.insert(parked);
     }
 
+    /// A poll of the worker that the task is best given to.
+    fn preferred(&self, key: &QueueKey, routing: &Routing) -> Option<Arc<Parked>> {
+        let worker = WorkerKey {
+            namespace: key.namespace.clone(),
+            worker: routing.preferred.clone()?,
+        };
+        let polls = self.workers.get(&worker)?;
+        let waits = |parked: &&Arc<Parked>| {
+            parked.keys.contains(key)
+                && parked.profile.may_take(routing)
+                && matches!(*parked.slot(), Slot::Waiting(_))
+        };
+        polls.values().find(waits).cloned()
+    }
+
+    fn longest_waiting(&self, key: &QueueKey, routing: &Routing) -> Option<Arc<Parked>> {
+        let queue = self.queues.get(key)?;
+        queue
+            .groups
+            .iter()
+            .filter(|group| group.profile.may_take(routing))
+            .filter_map(|group| group.parked.values().next())
+            .min_by_key(|parked| parked.ticket)
+            .cloned()
+    }
+
     fn forget(&mut self, parked: &Parked) {
         if let Some(polls) = self.workers.get_mut(&parked.worker)
             && polls.remove(&parked.ticket).is_some()
@@ -438,14 +464,9 @@ impl Registry {
         let key = QueueKey::from(routing);
         let mut inner = self.inner();
         loop {
-            let queue = inner.queues.get(&key)?;
-            let parked = queue
-                .groups
-                .iter()
-                .filter(|group| group.profile.may_take(routing))
-                .filter_map(|group| group.parked.values().next())
-                .min_by_key(|parked| parked.ticket)?;
-            let parked = Arc::clone(parked);
+            let parked = inner
+                .preferred(&key, routing)
+                .or_else(|| inner.longest_waiting(&key, routing))?;
             // Taken out of this queue only; its other queues see that it is spoken for.
             inner.remove(std::slice::from_ref(&key), &parked);
             if parked.reserve() {

@@ -222,6 +222,8 @@ reasons! {
     ConditionWaitOccurrenceIdentityUnavailable = "condition_wait_occurrence_identity_unavailable",
     /// Local activities, sessions and the sticky cache need a newer request version.
     PortableWorkerAffinityProtocolFloorUnavailable = "portable_worker_affinity_protocol_floor_unavailable",
+    /// A sticky-cache claim that is about another worker, run or build.
+    StickyCacheIdentityMismatch = "sticky_cache_identity_mismatch",
     /// The worker did not announce the affinity capability it uses.
     WorkerCapabilityNotSupported = "worker_capability_not_supported",
     /// Cancellation with cleanup is off, or needs a newer version.

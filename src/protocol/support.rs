@@ -18,6 +18,7 @@ const BUILD: &[Feature] = &[
     Feature::QueryTasks,
     Feature::WorkerSessions,
     Feature::PortableWorkerSessions,
+    Feature::StickyExecution,
     Feature::ConditionWaits,
     Feature::SignalWaits,
     Feature::UpdateValidation,

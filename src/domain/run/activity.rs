@@ -162,6 +162,7 @@ fn new_task(draft: &Draft<'_>, activity: &Activity) -> NewTask {
             build_id: begun.build_id.clone(),
             needs: activity.session.as_ref().map_or(0, |_| features::SESSIONS),
             session: activity.session.clone(),
+            preferred: None,
         },
         available_at: activity.available_at,
         // A lease never ends before its attempt may: SDKs do not renew it by themselves.

@@ -179,6 +179,7 @@ impl<'a> Draft<'a> {
                 build_id: begun.build_id.clone(),
                 needs: self.state.needs,
                 session: None,
+                preferred: self.state.preferred(available_at),
             },
             available_at,
             lease_ms: self.settings.workflow_task_lease_ms,

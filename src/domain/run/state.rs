@@ -18,6 +18,7 @@ use super::cancellation::{Cancellation, Stopped};
 use super::decision::{TimerKey, TimerKind};
 use super::fact::{Begun, Command, Digest, Receipt, ReportKind, Resume, Signal, Update};
 use super::status::{CloseReason, Status};
+use super::sticky::Kept;
 use super::stream::Stream;
 
 /// How a run closed.
@@ -300,6 +301,8 @@ pub struct RunState {
     pub attributes: Arc<Attributes>,
     /// Features of the history that a worker must know to replay it, see [`super::features`].
     pub needs: i64,
+    /// Who keeps it in memory.
+    pub kept: Option<Arc<Kept>>,
     /// Signals accepted so far.
     pub signals: u64,
     /// Commands accepted so far.
@@ -327,6 +330,7 @@ impl RunState {
             memo: Arc::new(Memo::from_begun(&begun)),
             attributes: Arc::new(Attributes::from_json(&begun.search_attributes)),
             needs: 0,
+            kept: None,
             begun: Arc::new(begun),
             next_event: 1,
             next_step: 1,

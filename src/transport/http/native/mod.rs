@@ -9,6 +9,7 @@ mod commands;
 mod leases;
 mod polls;
 mod sessions;
+mod sticky;
 mod streams;
 mod tasks;
 mod workers;

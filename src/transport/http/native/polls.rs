@@ -203,7 +203,9 @@ pub async fn poll(call: Call<WorkerOnly, PollBody>, kind: TaskKind) -> Result<An
                 TaskKind::Workflow => {
                     let size = call.body.page_size(&call);
                     let view = call.api.engine.workflow_task(&lease, size).await?;
-                    view.map(|view| tasks::workflow_claim(&view)).transpose()?
+                    let sticky = call.version.allows(Feature::StickyExecution);
+                    view.map(|view| tasks::workflow_claim(&view, sticky))
+                        .transpose()?
                 }
                 TaskKind::Activity => {
                     let view = call.api.engine.activity_task(&lease).await?;

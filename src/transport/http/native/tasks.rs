@@ -98,6 +98,8 @@ struct WorkflowTask<'a> {
     connection: Option<&'a str>,
     compatibility: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    sticky_replay_mode: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     cancellation_request: Option<Value>,
     #[serde(flatten)]
     resume: ResumeContext,
@@ -235,7 +237,7 @@ fn resume_context(state: &RunState, resume: &Resume) -> ResumeContext {
 ///
 /// # Errors
 /// The stored history is no JSON, which is a defect.
-pub fn workflow_claim(view: &WorkflowTaskView) -> Result<Vec<u8>, Failure> {
+pub fn workflow_claim(view: &WorkflowTaskView, sticky: bool) -> Result<Vec<u8>, Failure> {
     let state = &view.state;
     let begun = &state.begun;
     let history = events(&view.page.events)?;
@@ -271,6 +273,7 @@ pub fn workflow_claim(view: &WorkflowTaskView) -> Result<Vec<u8>, Failure> {
         task_queue: begun.queue.as_str(),
         connection: None,
         compatibility: begun.build_id.as_deref(),
+        sticky_replay_mode: sticky.then(|| view.replay_mode.as_str()),
         cancellation_request: state.cancellation.as_deref().map(request_object),
         resume,
     };

@@ -5,6 +5,7 @@ use actix_web::post;
 use actix_web::web::Path;
 use serde::Deserialize;
 use serde_json::json;
+use serde_json::value::RawValue;
 
 use crate::domain::routing::TaskKind;
 use crate::domain::run::{Reply, ReportKind, TaskFailure};
@@ -21,7 +22,7 @@ use super::cancellations::request_object;
 use super::commands::{self, CommandRequest};
 use super::leases::{self, Named};
 use super::polls::{self, PollBody};
-use super::{streams, tasks};
+use super::{sticky, streams, tasks};
 
 /// Waits for a workflow task.
 #[utoipa::path(tag = "workflow-tasks", operation_id = "pollWorkflowTask", request_body = PollBody,
@@ -215,6 +216,9 @@ pub struct WorkflowTaskCompleteRequest {
     message_stream_cursors: Option<Vec<serde_json::Value>>,
     /// Message streams that are waited on.
     message_stream_waits: Option<Vec<serde_json::Value>>,
+    /// The worker keeps the run in memory.
+    #[schema(value_type = Option<Object>)]
+    sticky_cache: Option<Box<RawValue>>,
 }
 
 /// Completes a workflow task.
@@ -248,7 +252,16 @@ async fn complete(
         leases::workflow_holder(&call.namespace, task, &named, body.workflow_task_attempt)?;
     let engine = &call.api.engine;
     let streams_used = streams::is_used(&body.message_stream_cursors, &body.message_stream_waits);
-    let worker = if streams_used || commands::needs_registration(&sent) {
+    let sticky = body
+        .sticky_cache
+        .as_deref()
+        .filter(|raw| raw.get() != "null")
+        .filter(|_| {
+            // Unknown to an older server, and so ignored.
+            let (supported, advertised) = (&call.api.supported, &call.api.advertised);
+            supported.offers(advertised, Feature::StickyExecution)
+        });
+    let worker = if streams_used || sticky.is_some() || commands::needs_registration(&sent) {
         engine.worker(&call.namespace, &holder.owner).await?
     } else {
         None
@@ -264,8 +277,17 @@ async fn complete(
     }
     let commands = commands::read(sent, &call.version, offered)?;
     let streams = streams::read(&body.message_stream_cursors, &body.message_stream_waits)?;
+    let keep = match sticky {
+        None => None,
+        Some(raw) => {
+            let workflow = engine.workflow_of(&holder).await?;
+            let workflow = workflow.as_ref().map(|workflow| workflow.as_str());
+            let worker = worker.as_deref();
+            Some(sticky::read(raw, &call.version, worker, &holder, workflow)?)
+        }
+    };
     let reported = engine
-        .complete_workflow_task(holder.clone(), call.digest, commands, streams)
+        .complete_workflow_task(holder.clone(), call.digest, commands, streams, keep)
         .await;
     let reported = reported.map_err(|refused| {
         leases::workflow_refusal(refused, &holder, "completed")
