@@ -202,6 +202,10 @@ impl Engine {
         work: impl Future<Output = T> + Send + 'static,
     ) -> Result<T, Fault> {
         self.core.runtime.spawn(work).await.map_err(|error| {
+            if error.is_cancelled() {
+                // The process ends before its time.
+                return Fault::Unknown;
+            }
             tracing::error!(error = %error, "a task of the engine stopped");
             Fault::Bug
         })

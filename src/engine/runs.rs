@@ -81,14 +81,43 @@ impl Lines {
 pub(super) async fn apply(core: &Arc<Core>, run: RunId, input: Input) -> Answer {
     let (answer, outcome) = oneshot::channel();
     if core.lines.push(run, Job { input, answer })? {
-        let core = Arc::clone(core);
-        core.clone().runtime.spawn(async move {
-            while let Some(jobs) = core.lines.next(run) {
-                process(&core, run, jobs).await;
-            }
-        });
+        let worker = Worker {
+            core: Arc::clone(core),
+            run,
+            is_done: false,
+        };
+        core.runtime.spawn(worker.work());
     }
-    outcome.await.unwrap_or(Err(ApplyError::Fault(Fault::Bug)))
+    // No answer: the process ends, or the worker has stopped in the middle of a write.
+    outcome
+        .await
+        .unwrap_or(Err(ApplyError::Fault(Fault::Unknown)))
+}
+
+/// Works a line off.
+struct Worker {
+    core: Arc<Core>,
+    run: RunId,
+    is_done: bool,
+}
+
+impl Worker {
+    async fn work(mut self) {
+        while let Some(jobs) = self.core.lines.next(self.run) {
+            process(&self.core, self.run, jobs).await;
+        }
+        self.is_done = true;
+    }
+}
+
+impl Drop for Worker {
+    /// One that stops before the end takes its line along, so that the next input begins a new one.
+    fn drop(&mut self) {
+        if !self.is_done {
+            self.core.lines.lines().remove(&self.run);
+            self.core.cache.forget(self.run);
+        }
+    }
 }
 
 /// How one round went for one input.

@@ -34,7 +34,6 @@ const BUILD: &[Feature] = &[
     Feature::ActivityStatus,
     Feature::QueryTaskAuthority,
     Feature::PollRequestIdempotency,
-    Feature::HistoryExport,
 ];
 
 /// A set of features; by default those of this build.
@@ -174,7 +173,27 @@ mod tests {
             "record_version_marker",
         ];
         assert_eq!(commands(Supported::of(&[]), "1.20"), core);
-        assert_eq!(commands(Supported::build(), "1.20"), core);
+    }
+
+    #[test]
+    fn the_build_has_every_command_but_service_operations() {
+        let without = Supported::of(Feature::ALL).without(Feature::ServiceOperations);
+        for version in ["1.0", "1.13", "1.20"] {
+            assert_eq!(
+                commands(Supported::build(), version),
+                commands(without, version)
+            );
+        }
+    }
+
+    #[test]
+    fn the_build_names_each_feature_once() {
+        for (place, feature) in BUILD.iter().enumerate() {
+            assert!(
+                !BUILD[..place].contains(feature),
+                "{feature:?} is there twice"
+            );
+        }
     }
 
     #[test]
@@ -196,11 +215,11 @@ mod tests {
 
     #[test]
     fn a_feature_is_offered_when_it_is_built_and_known() {
-        let build = Supported::build();
+        let bare = Supported::of(&[Feature::Signals]);
         let newest: Advertised = "1.20".parse().unwrap();
-        assert!(build.offers(&newest, Feature::Signals));
-        assert!(!build.offers(&newest, Feature::MemoUpserts));
-        let with_memo = build.with(Feature::MemoUpserts);
+        assert!(bare.offers(&newest, Feature::Signals));
+        assert!(!bare.offers(&newest, Feature::MemoUpserts));
+        let with_memo = bare.with(Feature::MemoUpserts);
         assert!(with_memo.offers(&newest, Feature::MemoUpserts));
         assert!(!with_memo.offers(&Advertised::default(), Feature::MemoUpserts));
     }

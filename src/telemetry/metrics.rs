@@ -88,4 +88,12 @@ fn describe() {
         "dw_run_loads_total",
         "Reads of a run's history because memory did not have it."
     );
+    describe_counter!(
+        "dw_relays_total",
+        "Messages from one run to another, by kind and outcome of their delivery."
+    );
+    describe_counter!(
+        "dw_replay_checks_total",
+        "Written runs compared with their stored history, by outcome; only with checks.replay."
+    );
 }

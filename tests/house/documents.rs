@@ -6,6 +6,7 @@ use std::path::Path;
 use figment::Figment;
 use figment::providers::{Format, Toml};
 use leasehold::config::Settings;
+use leasehold::protocol::feature::Feature;
 use leasehold::protocol::reason::Reason;
 use serde_json::Value;
 
@@ -76,6 +77,11 @@ fn answered() -> BTreeMap<String, BTreeSet<u16>> {
         if source.is_test || !answers {
             continue;
         }
+        for feature in gated(source) {
+            if let Some(reason) = feature.unavailable() {
+                found.entry(format!("{reason:?}")).or_default().insert(409);
+            }
+        }
         for (at, window) in source.tokens.windows(3).enumerate() {
             let [first, Token::Sep, Token::Word(name)] = window else {
                 continue;
@@ -101,6 +107,28 @@ fn answered() -> BTreeMap<String, BTreeSet<u16>> {
     found
 }
 
+/// The features that a gate of completions names, `feature: Feature::…`: each is refused with the
+/// reason that the feature knows itself.
+fn gated(source: &Source) -> Vec<Feature> {
+    let named: BTreeSet<&str> = source
+        .tokens
+        .windows(5)
+        .filter_map(|window| match window {
+            [field, Token::Sign(':'), of, Token::Sep, Token::Word(name)]
+                if field.is("feature") && of.is("Feature") =>
+            {
+                Some(name.as_str())
+            }
+            _ => None,
+        })
+        .collect();
+    Feature::ALL
+        .iter()
+        .copied()
+        .filter(|feature| named.contains(format!("{feature:?}").as_str()))
+        .collect()
+}
+
 fn number(status: &str) -> u16 {
     match status {
         "BAD_REQUEST" => 400,
@@ -116,6 +144,7 @@ fn number(status: &str) -> u16 {
         "TOO_MANY_REQUESTS" => 429,
         "INTERNAL_SERVER_ERROR" => 500,
         "SERVICE_UNAVAILABLE" => 503,
+        "GATEWAY_TIMEOUT" => 504,
         other => panic!("give {other} a number in tests/house/documents.rs"),
     }
 }

@@ -92,7 +92,7 @@ const SEGMENTS: [&str; 12] = [
     "01ARZ3NDEKTSV4RRFFQ69G5FAV-1",
 ];
 
-const QUERIES: [&str; 16] = [
+const QUERIES: [&str; 17] = [
     "%00=%00",
     "workflow_type=%00",
     "query=%00",
@@ -109,6 +109,7 @@ const QUERIES: [&str; 16] = [
     "namespace=nowhere",
     "status=%27%3B--&workflow_type=%27%3B--&query=%25_%5C",
     "next_page_token=e30&page_size=-1",
+    "lease_owner=w&query_task_attempt=some",
 ];
 
 /// The path of an operation with its parameters filled in.

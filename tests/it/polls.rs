@@ -349,29 +349,31 @@ async fn a_worker_without_types_gets_nothing() {
     server.stop().await;
 }
 
-/// Rule: a poll for update validations by a server that has none is refused, and holds nothing.
+/// Rule: a poll for update validations by a worker that did not register for them is refused, and
+/// holds nothing; one that did may poll for them, alone or with workflow tasks.
 #[tokio::test(flavor = "multi_thread")]
-async fn update_validations_are_refused_while_they_are_not_served() {
+async fn update_validations_are_for_workers_that_registered_for_them() {
     let server = TestServer::start().await;
     let client = &server.client;
     client.register("w", "q", &["flow"], &[]).await;
     client.start("wf", "flow", "q").await;
-    for kinds in [
-        json!(["update_validation"]),
-        json!(["workflow", "update_validation"]),
-    ] {
+    let both = json!(["workflow", "update_validation"]);
+    for kinds in [json!(["update_validation"]), both.clone()] {
         let answer = poll(client, "workflow", json!({"task_kinds": kinds})).await;
         let body = answer.refused(409, "update_validation_capability_not_advertised");
         assert_eq!(body["poll_status"], "unsupported");
         assert!(body["task"].is_null());
-        assert_eq!(
-            body["server_capabilities"]["update_validation_tasks"],
-            false
-        );
     }
-    assert_eq!(
-        client.poll("workflow", "w", "q", 0).await["workflow_id"],
-        "wf"
-    );
+    let alone = poll(client, "update-validation", json!({})).await;
+    alone.refused(409, "update_validation_capability_not_advertised");
+    let body = json!({
+        "worker_id": "w", "task_queue": "q", "runtime": "external",
+        "supported_workflow_types": ["flow"], "capabilities": ["update_validation_tasks"],
+    });
+    client.post("/worker/register", body).await.expect(200);
+    let body = poll(client, "workflow", json!({"task_kinds": both}))
+        .await
+        .expect(200);
+    assert_eq!(body["task"]["workflow_id"], "wf");
     server.stop().await;
 }

@@ -157,10 +157,10 @@ fn capability_flags_are_booleans_and_lists_are_lists() {
         ("workflow_tasks", true),
         ("signals", true),
         ("continue_as_new", true),
-        ("queries", false),
-        ("updates", false),
+        ("queries", true),
+        ("updates", true),
         ("schedules", false),
-        ("child_workflows", false),
+        ("child_workflows", true),
         ("history_export", true),
     ] {
         assert_eq!(now[flag], json!(expected), "{flag}");

@@ -73,7 +73,8 @@ pub async fn ready(api: Data<Api>) -> HttpResponse {
 
 /// Tells clients what the server speaks and can do.
 #[utoipa::path(tag = "system", operation_id = "clusterInfo",
-    responses((status = 200, description = "Versions, capabilities, limits."), (status = 401, description = "No valid token.")))]
+    responses((status = 200, description = "Versions, capabilities, limits."), (status = 400, description = "The control-plane version is not served."),
+        (status = 401, description = "No valid token."), (status = 403, description = "The role of the credential may not do this.")))]
 #[get("/cluster/info")]
 pub async fn cluster_info(request: HttpRequest, api: Data<Api>) -> HttpResponse {
     if let Err(refused) = identify::admit(&api, &request, ANY) {
@@ -196,7 +197,8 @@ fn limits(api: &Api) -> AnnouncedLimits {
 }
 
 /// Metrics in the Prometheus text format.
-#[utoipa::path(tag = "system", operation_id = "metrics", responses((status = 200, description = "Metrics.", content_type = "text/plain")))]
+#[utoipa::path(tag = "system", operation_id = "metrics", responses((status = 200, description = "Metrics.", content_type = "text/plain"),
+    (status = 401, description = "There is no credential, or a wrong one.")))]
 #[get("/metrics")]
 pub async fn metrics(request: HttpRequest, api: Data<Api>) -> HttpResponse {
     if identify::admit(&api, &request, ANY).is_err() {

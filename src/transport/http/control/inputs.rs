@@ -51,7 +51,7 @@ pub struct SignalRequestBody {
 #[utoipa::path(tag = "workflows", operation_id = "signalWorkflow", request_body = SignalRequestBody,
     params(("workflowId" = String, Path, description = "The workflow."), ("signalName" = String, Path, description = "The signal.")),
     responses((status = 202, description = "Accepted, now or before."), (status = 404, description = "There is no such workflow."),
-        (status = 409, description = "The run is closed, or the key stood for something else."), (status = 422, description = "Fields.")))]
+        (status = 409, description = "The run is closed, a limit is reached, or the key stood for something else."), (status = 422, description = "Fields.")))]
 #[post("/workflows/{workflowId}/signal/{signalName}")]
 pub async fn signal_workflow(
     call: Call<OperatorOrAdmin, SignalRequestBody>,
@@ -66,7 +66,7 @@ pub async fn signal_workflow(
     params(("workflowId" = String, Path, description = "The workflow."), ("runId" = String, Path, description = "The run."),
         ("signalName" = String, Path, description = "The signal.")),
     responses((status = 202, description = "Accepted, now or before."), (status = 404, description = "There is no such workflow or run."),
-        (status = 409, description = "The run is closed or not the current one, or the key stood for something else."), (status = 422, description = "Fields.")))]
+        (status = 409, description = "The run is closed or not the current one, a limit is reached, or the key stood for something else."), (status = 422, description = "Fields.")))]
 #[post("/workflows/{workflowId}/runs/{runId}/signal/{signalName}")]
 pub async fn signal_workflow_run(
     call: Call<OperatorOrAdmin, SignalRequestBody>,
@@ -145,7 +145,7 @@ pub struct UpdateRequestBody {
     params(("workflowId" = String, Path, description = "The workflow."), ("updateName" = String, Path, description = "The update.")),
     responses((status = 200, description = "The handler has run."), (status = 202, description = "Accepted, now or before; the handler has not run."),
         (status = 404, description = "There is no such workflow or update."),
-        (status = 409, description = "The run is closed, or the key stood for something else."), (status = 422, description = "Fields, or the handler or a validator refused."),
+        (status = 409, description = "The run is closed, a limit is reached, the key stood for something else, or nobody can validate."), (status = 422, description = "Fields, or the handler or a validator refused."),
         (status = 504, description = "No validator answered in time.")))]
 #[post("/workflows/{workflowId}/update/{updateName}")]
 pub async fn update_workflow(
@@ -162,7 +162,7 @@ pub async fn update_workflow(
         ("updateName" = String, Path, description = "The update.")),
     responses((status = 200, description = "The handler has run."), (status = 202, description = "Accepted, now or before; the handler has not run."),
         (status = 404, description = "There is no such workflow, run or update."),
-        (status = 409, description = "The run is closed or not the current one, or the key stood for something else."),
+        (status = 409, description = "The run is closed or not the current one, a limit is reached, the key stood for something else, or nobody can validate."),
         (status = 422, description = "Fields, or the handler or a validator refused."), (status = 504, description = "No validator answered in time.")))]
 #[post("/workflows/{workflowId}/runs/{runId}/update/{updateName}")]
 pub async fn update_workflow_run(
@@ -291,11 +291,8 @@ async fn admit(
         return Ok(None);
     }
     let contract = engine.contract(&view.state).await?;
-    let lists = |names: &Option<Arc<[Arc<str>]>>| {
-        names
-            .as_ref()
-            .map(|names| names.iter().any(|name| *name == command.name))
-    };
+    let lists =
+        |names: &Option<Arc<[Arc<str>]>>| names.as_ref().map(|names| names.contains(&command.name));
     if lists(&contract.updates) == Some(false) {
         return Err(Answer::refuse(
             StatusCode::NOT_FOUND,

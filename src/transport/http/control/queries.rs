@@ -34,7 +34,7 @@ pub struct QueryRequestBody {
 #[utoipa::path(tag = "workflows", operation_id = "queryWorkflow", request_body = QueryRequestBody,
     params(("workflowId" = String, Path, description = "The workflow."), ("queryName" = String, Path, description = "The query.")),
     responses((status = 200, description = "The answer."), (status = 404, description = "There is no such workflow or query."),
-        (status = 409, description = "Nobody can answer, or the handler refused."), (status = 422, description = "Fields."),
+        (status = 409, description = "Nobody can answer, or the handler refused."), (status = 422, description = "Fields, or the arguments do not fit."),
         (status = 429, description = "Too many queries wait."), (status = 504, description = "Nobody answered in time.")))]
 #[post("/workflows/{workflowId}/query/{queryName}")]
 pub async fn query_workflow(
@@ -50,7 +50,7 @@ pub async fn query_workflow(
     params(("workflowId" = String, Path, description = "The workflow."), ("runId" = String, Path, description = "The run."),
         ("queryName" = String, Path, description = "The query.")),
     responses((status = 200, description = "The answer."), (status = 404, description = "There is no such workflow, run or query."),
-        (status = 409, description = "Nobody can answer, or the handler refused."), (status = 422, description = "Fields."),
+        (status = 409, description = "Nobody can answer, or the handler refused."), (status = 422, description = "Fields, or the arguments do not fit."),
         (status = 429, description = "Too many queries wait."), (status = 504, description = "Nobody answered in time.")))]
 #[post("/workflows/{workflowId}/runs/{runId}/query/{queryName}")]
 pub async fn query_workflow_run(
@@ -118,10 +118,13 @@ async fn query(
             message,
             validation_errors,
         } => {
-            let status = match reason.as_str() {
-                "rejected_unknown_query" => StatusCode::NOT_FOUND,
-                "invalid_query_arguments" => StatusCode::UNPROCESSABLE_ENTITY,
-                _ => StatusCode::CONFLICT,
+            let said = |known: Reason| reason == known.as_str();
+            let status = if said(Reason::RejectedUnknownQuery) {
+                StatusCode::NOT_FOUND
+            } else if said(Reason::InvalidQueryArguments) {
+                StatusCode::UNPROCESSABLE_ENTITY
+            } else {
+                StatusCode::CONFLICT
             };
             let answer = Answer::refuse(status, Reason::QueryRejected, message)
                 .with("reason", reason)

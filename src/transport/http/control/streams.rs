@@ -44,7 +44,7 @@ pub struct MessageBody {
 #[utoipa::path(tag = "message-streams", operation_id = "appendMessage", request_body = MessageBody,
     params(("workflowId" = String, Path, description = "The workflow."), ("streamName" = String, Path, description = "The stream.")),
     responses((status = 202, description = "Taken."), (status = 200, description = "It had been taken before."),
-        (status = 404, description = "There is no such workflow."), (status = 409, description = "The run is closed, or the name stands for another content."),
+        (status = 404, description = "There is no such workflow."), (status = 409, description = "The run is closed, the name stands for another content, a limit is reached, or streams are not offered."),
         (status = 422, description = "Fields.")))]
 #[post("/workflows/{workflowId}/message-streams/{streamName}/messages")]
 pub async fn append_message(

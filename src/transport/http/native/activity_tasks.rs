@@ -133,7 +133,6 @@ async fn heartbeat(
                 Reason::RunCancelled,
                 Reason::RunTerminated,
                 Reason::ActivityCancelled,
-                Reason::TaskCancelled,
             ]
             .map(Reason::as_str);
             json!({

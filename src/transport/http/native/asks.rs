@@ -1,8 +1,8 @@
 //! Query tasks and update-validation tasks: poll, answer, and how one stands.
 
 use actix_web::http::StatusCode;
-use actix_web::web::{Path, Query};
-use actix_web::{get, post};
+use actix_web::web::Path;
+use actix_web::{HttpRequest, get, post};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
@@ -14,7 +14,7 @@ use crate::engine::{AskRefused, AskView, Told};
 use crate::payload::{Codec, Payload};
 use crate::protocol::reason::Reason;
 
-use super::super::fields::Int;
+use super::super::fields::{self, Int};
 use super::super::problems::Problems;
 use super::answer::{Answer, Failure, Native};
 use super::call::{Call, WorkerOnly};
@@ -370,26 +370,46 @@ pub async fn approve_update_validation_task(
 }
 
 /// Where a worker asks how its query stands.
-#[derive(Debug, Default, Deserialize, utoipa::IntoParams)]
+#[derive(Debug, Default, utoipa::IntoParams)]
 pub struct QueryTaskStatus {
     /// The holder.
     lease_owner: Option<String>,
     /// The hand-out.
-    query_task_attempt: Option<u32>,
+    query_task_attempt: Option<i64>,
+}
+
+impl QueryTaskStatus {
+    fn read(request: &HttpRequest) -> Result<Self, Problems> {
+        let mut query = fields::query(request);
+        let mut problems = Problems::default();
+        let attempt = query.remove("query_task_attempt").and_then(|text| {
+            fields::query_int(&text)
+                .map_err(|problem| problems.add("query_task_attempt", problem))
+                .ok()
+        });
+        problems.into_result()?;
+        Ok(Self {
+            lease_owner: query.remove("lease_owner"),
+            query_task_attempt: attempt,
+        })
+    }
 }
 
 /// Whether a query is still wanted. Renews nothing.
 #[utoipa::path(tag = "query-tasks", operation_id = "getQueryTaskStatus",
     params(("queryTaskId" = String, Path, description = "The task."), QueryTaskStatus),
     responses((status = 200, description = "It is wanted."), (status = 404, description = "There is no such task."),
-        (status = 409, description = "The caller does not hold it, or nobody waits any more.")))]
+        (status = 409, description = "The caller does not hold it, or nobody waits any more."), (status = 422, description = "Fields.")))]
 #[get("/query-tasks/{queryTaskId}/status")]
 pub async fn get_query_task_status(
     call: Call<WorkerOnly, Value>,
     task: Path<String>,
-    fence: Query<QueryTaskStatus>,
+    request: HttpRequest,
 ) -> Native {
-    Native(status(call, &task, &fence).await)
+    Native(match QueryTaskStatus::read(&request) {
+        Ok(fence) => status(call, &task, &fence).await,
+        Err(problems) => Err(problems.into()),
+    })
 }
 
 async fn status(
@@ -401,7 +421,7 @@ async fn status(
         worker_id: None,
         lease_owner: fence.lease_owner.as_deref(),
     };
-    let attempt = fence.query_task_attempt.map(|n| Int(n.into()));
+    let attempt = fence.query_task_attempt.map(Int);
     let (id, owner, attempt) = fence_of(&call, TaskKind::Query, task, &named, attempt).await?;
     let engine = &call.api.engine;
     let ask = engine

@@ -309,7 +309,6 @@ fn attempt_fields(status: &AttemptStatus, holder: &Holder, task: &str) -> Value 
         Reason::RunCancelled,
         Reason::RunTerminated,
         Reason::ActivityCancelled,
-        Reason::TaskCancelled,
     ]
     .iter()
     .any(|reason| Some(reason.as_str()) == stopped);

@@ -225,8 +225,8 @@ pub struct WorkflowTaskCompleteRequest {
 #[utoipa::path(tag = "workflow-tasks", operation_id = "completeWorkflowTask", request_body = WorkflowTaskCompleteRequest,
     params(("taskId" = String, Path, description = "The task.")),
     responses((status = 200, description = "The commands are recorded."), (status = 404, description = "There is no such task."),
-        (status = 409, description = "The caller does not hold it, or the commands are contradictory."),
-        (status = 422, description = "A command is not valid.")))]
+        (status = 409, description = "The caller does not hold it, the commands contradict each other or the run, or the version or the registration does not bring along what they need."),
+        (status = 422, description = "A command is not valid, or a limit of the run would be exceeded.")))]
 #[post("/workflow-tasks/{taskId}/complete")]
 pub async fn complete_workflow_task(
     call: Call<WorkerOnly, WorkflowTaskCompleteRequest>,
