@@ -114,6 +114,7 @@ impl Engine {
             .await?
             .is_some()
         {
+            core.leases.closed(id);
             if !core.asked.tell(id, text) {
                 core.hints.answered(id);
             }

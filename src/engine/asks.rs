@@ -10,15 +10,16 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::error::Fault;
+use super::polls::VALIDATES;
 use super::reads::{NotFound, ReadError};
 use super::{CommandTarget, Core, Engine, cache, claims};
 use crate::domain::event::Json;
 use crate::domain::features;
-use crate::domain::ids::{RunId, TaskId};
+use crate::domain::ids::{Namespace, RunId, TaskId, TaskQueue};
 use crate::domain::routing::{Profile, Routing, TaskKind};
 use crate::domain::run::{CloseReason, RunState};
 use crate::domain::worker::{Registration, WorkerStatus};
-use crate::matching::{Grant, GrantedLease, QueueKey, Reserved};
+use crate::matching::{Grant, GrantedLease, QueueKey, Reserved, WorkerKey};
 use crate::payload::Payload;
 use crate::store::asks::{self, AskState, NewAsk};
 use crate::store::workers;
@@ -97,6 +98,13 @@ pub enum AskError {
     NotFound(NotFound),
     /// The run has closed in a way that cannot be asked about.
     NotActive(Arc<RunState>),
+    /// The workflow has no query of this name.
+    Undeclared {
+        /// The run.
+        state: Arc<RunState>,
+        /// The queries that its workers declared.
+        declared: Arc<[Arc<str>]>,
+    },
     /// No live worker polls the queue.
     Unavailable(Arc<RunState>),
     /// Live workers poll the queue, and none of them can answer for this run.
@@ -158,6 +166,7 @@ struct Caller {
 impl Drop for Caller {
     fn drop(&mut self) {
         self.core.asked.map().remove(&self.id);
+        self.core.leases.closed(self.id);
         if !self.answered {
             let (core, id) = (Arc::clone(&self.core), self.id);
             core.clone().runtime.spawn(async move {
@@ -187,14 +196,29 @@ pub(super) fn heard_of(core: &Arc<Core>, id: TaskId) {
 pub(super) async fn give_back(core: &Arc<Core>, lease: GrantedLease) {
     let given = asks::give_back(&core.store.hot, lease.task, &lease.owner, lease.attempt).await;
     if let Ok(Some((namespace, queue))) = given {
-        let key = QueueKey {
-            kind: lease.kind,
-            namespace,
-            queue,
-        };
-        core.hints.ready(&key);
-        claims::ready(core, &key);
+        core.leases.closed(lease.task);
+        ready(core, lease.kind, namespace, queue);
     }
+}
+
+/// A worker's process is gone: what it was asked is asked of another.
+pub(super) async fn give_back_all(core: &Arc<Core>, worker: &WorkerKey) -> Result<(), Fault> {
+    let given = asks::give_back_all(&core.store.hot, &worker.namespace, &worker.worker).await?;
+    for (id, kind, queue) in given {
+        core.leases.closed(id);
+        ready(core, kind, worker.namespace.clone(), queue);
+    }
+    Ok(())
+}
+
+fn ready(core: &Core, kind: TaskKind, namespace: Namespace, queue: TaskQueue) {
+    let key = QueueKey {
+        kind,
+        namespace,
+        queue,
+    };
+    core.hints.ready(&key);
+    claims::ready(core, &key);
 }
 
 impl Engine {
@@ -219,6 +243,12 @@ impl Engine {
             )
         {
             return Err(AskError::NotActive(state));
+        }
+        if question.kind == TaskKind::Query
+            && let Some(declared) = self.contract(&state).await?.queries
+            && !declared.contains(&question.name)
+        {
+            return Err(AskError::Undeclared { state, declared });
         }
         self.await_worker(&routing(&question, &state), &state)
             .await?;
@@ -432,6 +462,8 @@ async fn hand_over(
                 start_to_close_at: None,
                 heartbeat_due_at: None,
             };
+            core.leases
+                .granted(&lease, claims::poll_name(key, poll.poller()));
             poll.give(Grant::new(lease, core.releases.clone()));
             Ok(Placed::Handed)
         }
@@ -472,7 +504,7 @@ fn draw() -> u32 {
 /// Whether a registered worker can answer. What only a poll's protocol version tells is believed.
 fn can_answer(worker: &Registration, routing: &Routing) -> bool {
     let capability = match routing.kind {
-        TaskKind::UpdateValidation => "update_validation_tasks",
+        TaskKind::UpdateValidation => VALIDATES,
         _ => "query_tasks",
     };
     let said = &worker.description;

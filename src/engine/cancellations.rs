@@ -11,7 +11,7 @@ use super::runs::{self, Applied};
 use super::{CommandError, CommandTarget, Engine};
 use crate::domain::event::Delivery;
 use crate::domain::features;
-use crate::domain::ids::{RunId, TaskNo};
+use crate::domain::ids::{RunId, TaskNo, WorkerId};
 use crate::domain::routing::TaskKind;
 use crate::domain::run::{
     Activity, Cancellation, CancellationRequest, DeliveryReport, Input, Refusal, Reply, RunState,
@@ -322,12 +322,21 @@ impl Engine {
         }
     }
 
-    /// A worker says that an activity that was cancelled has stopped.
+    /// A worker says that an activity has stopped that was cancelled under this request.
     ///
     /// # Errors
     /// [`ReportRefused`]; nothing has changed.
-    pub async fn acknowledge_stop(&self, holder: &Holder) -> Result<StopTaken, ReportRefused> {
+    pub async fn acknowledge_stop(
+        &self,
+        holder: &Holder,
+        request_id: &str,
+    ) -> Result<StopTaken, ReportRefused> {
         let attempt = holder.attempt.unwrap_or(0);
+        let cached = cache::newest(&self.core, holder.task.run)
+            .await?
+            .filter(|cached| cached.state.begun.namespace == holder.namespace)
+            .ok_or(ReportRefused::TaskNotFound)?;
+        may_have_stopped(&cached.state, holder, request_id)?;
         let input = Input::CallbackStopped {
             no: holder.task.no,
             attempt,
@@ -348,4 +357,41 @@ impl Engine {
             Err(ApplyError::Refused(_) | ApplyError::FenceLost) => Err(ReportRefused::StaleAttempt),
         }
     }
+}
+
+/// Whether this holder may say that it has stopped: it had the attempt that was cancelled, and knows of
+/// the request. What is compared here never changes.
+fn may_have_stopped(
+    state: &RunState,
+    holder: &Holder,
+    request_id: &str,
+) -> Result<(), ReportRefused> {
+    let no = holder.task.no;
+    if no == 0 || no >= state.next_task {
+        return Err(ReportRefused::TaskNotFound);
+    }
+    let (Some(cancelled), Some(cancellation)) =
+        (state.cancelled_activities.get(&no), &state.cancellation)
+    else {
+        return Err(ReportRefused::StaleAttempt);
+    };
+    // An attempt that had not reached the history is known to its worker alone.
+    if let Some(owner) = &cancelled.holder {
+        let attempt = holder.attempt.unwrap_or(0);
+        if attempt > cancelled.attempt {
+            return Err(ReportRefused::AttemptNotFound);
+        }
+        if attempt < cancelled.attempt {
+            return Err(ReportRefused::StaleAttempt);
+        }
+        if **owner != *holder.owner.as_str() {
+            return Err(ReportRefused::OwnerMismatch {
+                owner: WorkerId::from(&**owner),
+            });
+        }
+    }
+    if *cancellation.context.request_id != *request_id {
+        return Err(ReportRefused::StaleAttempt);
+    }
+    Ok(())
 }

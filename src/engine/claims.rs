@@ -127,10 +127,10 @@ pub(super) fn grant(core: &Core, key: &QueueKey, poller: &Poller, task: Claimed)
         heartbeat_due_at: task.heartbeat_due_at,
     };
     core.clock.observe(lease.leased_at);
+    core.leases.granted(&lease, poll_name(key, poller));
     if key.kind.is_ask() {
         return Grant::new(lease, core.releases.clone());
     }
-    core.leases.granted(&lease, poll_name(key, poller));
     let ends = lease
         .start_to_close_at
         .into_iter()

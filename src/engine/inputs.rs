@@ -236,6 +236,8 @@ impl Engine {
                         .flatten()
                 }) {
                     Some(successor) => run = successor,
+                    // Another node may have written it; what is remembered here proves nothing.
+                    None if !woken => woken = true,
                     None => return Ok((None, state)),
                 }
                 continue;

@@ -14,10 +14,14 @@ use crate::domain::run::{Activity, ReplayMode, RunState};
 use crate::domain::session::Session;
 use crate::domain::worker::{Registration, WorkerStatus};
 use crate::matching::{Ended, Grant, GrantedLease, QueueKey, WorkerKey};
+use crate::store::asks::{self, AskState};
 use crate::store::{history, lease};
 
 /// How long a poll whose time is up still waits for a task that is on its way to it.
 const ON_ITS_WAY: Duration = Duration::from_secs(3);
+
+/// The capability of a worker that validates updates.
+pub(super) const VALIDATES: &str = "update_validation_tasks";
 
 /// What a worker asks for.
 #[derive(Clone, Debug)]
@@ -80,6 +84,8 @@ pub enum PollRefused {
     Stale,
     /// The worker registered no types of this kind.
     NoCapability,
+    /// The worker did not register that it validates updates.
+    NoValidation,
     /// The node holds as many polls as it may.
     NoCapacity,
     /// The server could not.
@@ -137,17 +143,33 @@ impl Engine {
         keys: &[QueueKey],
         poller: &Poller,
     ) -> Result<Option<GrantedLease>, Fault> {
-        let name = keys.first().and_then(|key| claims::poll_name(key, poller));
-        let Some(lease) = name.and_then(|name| self.core.leases.of_poll(&name)) else {
+        let Some(lease) = keys
+            .iter()
+            .filter_map(|key| claims::poll_name(key, poller))
+            .find_map(|name| self.core.leases.of_poll(&name))
+        else {
             return Ok(None);
         };
+        let is_queue = |queue: &TaskQueue| keys.iter().any(|key| key.queue == *queue);
+        if lease.kind.is_ask() {
+            let ask = asks::find(&self.core.store.hot, lease.task).await?;
+            return Ok(ask
+                .filter(|ask| {
+                    ask.state == AskState::Leased
+                        && !ask.over
+                        && ask.attempt == lease.attempt
+                        && ask.owner.as_ref() == Some(&lease.owner)
+                        && is_queue(&ask.queue)
+                })
+                .map(|_| lease));
+        }
         let row = lease::read(&self.core.store.hot, lease.task).await?;
         Ok(row
             .filter(|row| {
                 row.live
                     && row.attempt == lease.attempt
                     && row.owner.as_ref() == Some(&lease.owner)
-                    && keys.iter().any(|key| key.queue == row.queue)
+                    && is_queue(&row.queue)
             })
             .map(|row| GrantedLease {
                 lease_expires_at: row.lease_expires_at.unwrap_or(lease.lease_expires_at),
@@ -194,6 +216,11 @@ impl Engine {
         };
         if types.is_empty() {
             return Err(PollRefused::NoCapability);
+        }
+        if request.kinds.contains(&TaskKind::UpdateValidation)
+            && !said.capabilities.iter().any(|said| said == VALIDATES)
+        {
+            return Err(PollRefused::NoValidation);
         }
         Ok(Profile {
             types: Arc::clone(types),

@@ -183,26 +183,33 @@ async fn take(core: &Arc<Core>, relay: Relay) -> Result<(), Fault> {
 }
 
 impl Engine {
-    /// Delivers relays that were left behind, by a crash or while the database was away.
+    /// Delivers relays that were left behind, by a crash or while the database was away: each of them
+    /// once, so that those that fail again hold nobody up.
     ///
     /// # Errors
     /// [`Fault`].
     pub async fn deliver_left_behind(&self) -> Result<Swept, Fault> {
         let core = &self.core;
-        let waiting = relays::waiting(&core.store.hot, LEFT_BEHIND_MS, SWEEP_BATCH).await?;
-        let found = waiting.len();
-        let mut delivering = tokio::task::JoinSet::new();
-        for relay in waiting {
-            let core = Arc::clone(core);
-            delivering.spawn_on(
-                async move { deliver(&core, relay).await },
-                &self.core.runtime,
-            );
+        let mut after = None;
+        loop {
+            let store = &core.store.hot;
+            let page = relays::waiting(store, LEFT_BEHIND_MS, after, SWEEP_BATCH).await?;
+            let mut delivering = tokio::task::JoinSet::new();
+            for relay in page.relays {
+                let core = Arc::clone(core);
+                delivering.spawn_on(
+                    async move { deliver(&core, relay).await },
+                    &self.core.runtime,
+                );
+            }
+            while delivering.join_next().await.is_some() {}
+            after = page.next;
+            if after.is_none() {
+                return Ok(Swept {
+                    found: 0,
+                    next_ms: None,
+                });
+            }
         }
-        while delivering.join_next().await.is_some() {}
-        Ok(Swept {
-            found,
-            next_ms: None,
-        })
     }
 }

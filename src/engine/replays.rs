@@ -24,8 +24,10 @@ impl Replays {
 
     /// Has a written state compared.
     pub fn check(&self, state: &RunState) {
-        if let Some(waiting) = &self.0 {
-            let _ = waiting.try_send(Arc::new(state.clone()));
+        if let Some(waiting) = &self.0
+            && waiting.try_send(Arc::new(state.clone())).is_err()
+        {
+            count("skipped");
         }
     }
 }
@@ -44,8 +46,12 @@ pub(super) async fn run(core: Arc<Core>, mut waiting: mpsc::Receiver<Arc<RunStat
                 "failed"
             }
         };
-        metrics::counter!("dw_replay_checks_total", "outcome" => outcome).increment(1);
+        count(outcome);
     }
+}
+
+fn count(outcome: &'static str) {
+    metrics::counter!("dw_replay_checks_total", "outcome" => outcome).increment(1);
 }
 
 async fn compare(core: &Core, state: &RunState) -> Result<bool, Fault> {

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::error::Fault;
-use super::{Engine, claims, leases_lost};
+use super::{Engine, asks, claims, leases_lost};
 use crate::domain::ids::{Namespace, TaskQueue, WorkerId};
 use crate::domain::routing::TaskKind;
 use crate::domain::worker::{self, Beat, Description, Refused, Registration};
@@ -191,6 +191,7 @@ impl Engine {
     /// Gives back everything that a worker holds; its process is gone. Returns how many of them were
     /// workflow tasks.
     async fn give_back_all(&self, key: &WorkerKey) -> Result<u64, Fault> {
+        asks::give_back_all(&self.core, key).await?;
         let mut workflow_tasks = 0;
         loop {
             let held = lease::held_by(

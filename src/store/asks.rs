@@ -309,6 +309,36 @@ pub async fn give_back(
     Ok(row.map(|(namespace, queue)| (namespace.into(), queue.into())))
 }
 
+/// Makes what a worker holds ready again: its process is gone. Returns where that waits.
+///
+/// # Errors
+/// The database cannot be reached.
+pub async fn give_back_all(
+    pool: &PgPool,
+    namespace: &Namespace,
+    owner: &WorkerId,
+) -> sqlx::Result<Vec<(TaskId, TaskKind, TaskQueue)>> {
+    let rows: Vec<(String, i32, i16, String)> = sqlx::query_as(
+        "update asks set state = 0, lease_owner = null, lease_expires_at = null
+         where deadline_at > clock_timestamp() and namespace = $1 and lease_owner = $2 and state = 1
+         returning run_id, no, kind, queue",
+    )
+    .bind(namespace.as_str())
+    .bind(owner.as_str())
+    .fetch_all(pool)
+    .await?;
+    rows.into_iter()
+        .filter_map(|(run, no, kind, queue)| Some((run, no, TaskKind::from_number(kind)?, queue)))
+        .map(|(run, no, kind, queue)| {
+            let id = TaskId {
+                run: run_id(&run)?,
+                no: unsigned32(no),
+            };
+            Ok((id, kind, queue.into()))
+        })
+        .collect()
+}
+
 /// Nobody waits for the ask any more.
 ///
 /// # Errors

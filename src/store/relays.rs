@@ -18,30 +18,58 @@ pub struct Waiting {
     pub relay: Relay,
 }
 
-/// Relays that have waited for at least `age_ms`, the oldest events first.
+/// Some of the relays that wait.
+#[derive(Debug)]
+pub struct Page {
+    /// The relays.
+    pub relays: Vec<Waiting>,
+    /// Where the next page begins, if there may be one.
+    pub next: Option<(RunId, u64)>,
+}
+
+/// Relays behind `after` that have waited for at least `age_ms`, by run and event. One that cannot be
+/// read is a defect of its own: it is logged and stays.
 ///
 /// # Errors
-/// The database cannot be reached, or a row cannot be read.
-pub async fn waiting(pool: &PgPool, age_ms: i64, limit: i64) -> sqlx::Result<Vec<Waiting>> {
+/// The database cannot be reached.
+pub async fn waiting(
+    pool: &PgPool,
+    age_ms: i64,
+    after: Option<(RunId, u64)>,
+    limit: i64,
+) -> sqlx::Result<Page> {
+    let (run, event) = after.map_or((String::new(), 0), |(run, event)| (run.to_string(), event));
     let rows: Vec<(String, i64, String)> = sqlx::query_as(
         "select run_id, event_id, body from relays
-         where created_at <= clock_timestamp() - $1 * interval '1 ms'
-         order by run_id, event_id limit $2",
+         where created_at <= clock_timestamp() - $1 * interval '1 ms' and (run_id, event_id) > ($2, $3)
+         order by run_id, event_id limit $4",
     )
     .bind(age_ms)
+    .bind(run)
+    .bind(event.cast_signed())
     .bind(limit)
     .fetch_all(pool)
     .await?;
-    rows.into_iter()
-        .map(|(from, event, body)| {
-            Ok(Waiting {
+    let next = match rows.last() {
+        Some((run, event, _)) if rows.len() as i64 >= limit => {
+            Some((run_id(run)?, unsigned(*event)))
+        }
+        _ => None,
+    };
+    let mut relays = Vec::with_capacity(rows.len());
+    for (from, event, body) in rows {
+        match serde_json::from_str(&body) {
+            Ok(relay) => relays.push(Waiting {
                 from: run_id(&from)?,
                 event: unsigned(event),
-                relay: serde_json::from_str(&body)
-                    .map_err(|error| sqlx::Error::Decode(error.into()))?,
-            })
-        })
-        .collect()
+                relay,
+            }),
+            Err(error) => {
+                tracing::error!(error = %error, run = from, event, "a relay cannot be read");
+            }
+        }
+    }
+    Ok(Page { relays, next })
 }
 
 /// Removes relays that were taken.

@@ -15,6 +15,7 @@ mod checks;
 mod control;
 mod delivery;
 mod envelope;
+mod language;
 mod life;
 mod lifecycle;
 mod malformed;

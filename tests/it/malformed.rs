@@ -4,6 +4,7 @@ use leasehold::transport::http::openapi;
 use reqwest::{Method, RequestBuilder};
 use serde_json::{Map, Value, json};
 
+use crate::language;
 use crate::support::{Answer, Client, TOKEN, TestServer, text};
 
 /// One operation of a document, and the fields that its body may have.
@@ -238,9 +239,23 @@ fn with_body(request: RequestBuilder, body: impl Into<reqwest::Body>) -> Request
 /// tasks and everything else as they were: with real ids in the path and bodies that are wrong.
 #[tokio::test(flavor = "multi_thread")]
 async fn wrong_bodies_for_real_objects_change_nothing() {
-    let server = TestServer::start().await;
+    let server = TestServer::with(|settings| settings.queries.timeout_seconds = 55).await;
     let client = &server.client;
     let activity = client.first_activity(json!({})).await;
+    let contract =
+        json!({"queries": ["ask"], "updates": ["change"], "update_validators": ["change"]});
+    let fields = json!({"workflow_command_contracts": {"flow": contract}});
+    language::register(client, "v", "asked", fields).await;
+    client
+        .start_with("asked", json!({"task_queue": "asked"}))
+        .await;
+    let first = client.poll("workflow", "v", "asked", 5).await;
+    client.wait_for_history(&first).await.expect(200);
+    let asks = language::ask(client, "asked", "query/ask", json!({}));
+    let query = client.poll("query", "v", "asked", 5).await;
+    let change = json!({"request_id": "k"});
+    let changes = language::ask(client, "asked", "update/change", change);
+    let validation = client.poll("update-validation", "v", "asked", 5).await;
     client.start("other", "flow", "q").await;
     let task = client.poll("workflow", "w", "q", 5).await;
     let real = |path: &str, name: &str| match name {
@@ -250,15 +265,31 @@ async fn wrong_bodies_for_real_objects_change_nothing() {
         "runId" => text(&activity, "run_id").to_owned(),
         "workerId" => "w".to_owned(),
         "taskQueue" => "q".to_owned(),
-        "signalName" => "go".to_owned(),
+        "queryTaskId" => text(&query, "query_task_id").to_owned(),
+        "updateValidationTaskId" => text(&validation, "update_id").to_owned(),
+        "signalName" | "queryName" | "updateName" | "streamName" => "go".to_owned(),
         other => panic!("no value for {other}"),
     };
-    let before = server.db.contents().await;
+    let mut before = server.db.contents().await;
     let mut sent = 0;
-    for operation in operations()
-        .into_iter()
-        .filter(|operation| operation.method == Method::POST)
-    {
+    let mut operations = operations();
+    operations.retain(|operation| operation.method == Method::POST);
+    // A validation does not wait for long.
+    let validates = |operation: &Operation| operation.path.contains("{updateValidationTaskId}");
+    operations.sort_by_key(|operation| !validates(operation));
+    let mut changes = Some(changes);
+    for operation in operations {
+        if !validates(&operation)
+            && let Some(changes) = changes.take()
+        {
+            assert_eq!(server.db.contents().await, before);
+            language::judge(client, &validation, "approve", json!({}))
+                .await
+                .expect(200);
+            let body = changes.await.unwrap().expect(202);
+            assert_eq!(body["update_status"], "accepted");
+            before = server.db.contents().await;
+        }
         let plane = plane(&operation.path);
         let path = fill(&operation.path, |name| real(&operation.path, name));
         let request = || request(&server, &operation.method, &path, plane);
@@ -336,6 +367,10 @@ async fn wrong_bodies_for_real_objects_change_nothing() {
     }
     assert!(sent > 600, "{sent}");
     assert_eq!(server.db.contents().await, before);
+    language::answer(client, &query, "complete", json!({"result": 7}))
+        .await
+        .expect(200);
+    assert_eq!(asks.await.unwrap().expect(200)["result"], 7);
     client
         .complete(&task, json!([{"type": "complete_workflow"}]))
         .await

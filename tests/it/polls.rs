@@ -349,31 +349,42 @@ async fn a_worker_without_types_gets_nothing() {
     server.stop().await;
 }
 
-/// Rule: a poll for update validations by a worker that did not register for them is refused, and
-/// holds nothing; one that did may poll for them, alone or with workflow tasks.
+/// Rule: update validations are for workers that registered for them, over protocol 1.13 or newer; what
+/// asks for them otherwise is a conflict, and costs the queue nothing.
 #[tokio::test(flavor = "multi_thread")]
-async fn update_validations_are_for_workers_that_registered_for_them() {
+async fn update_validations_need_a_capability_and_a_version() {
     let server = TestServer::start().await;
     let client = &server.client;
     client.register("w", "q", &["flow"], &[]).await;
     client.start("wf", "flow", "q").await;
-    let both = json!(["workflow", "update_validation"]);
-    for kinds in [json!(["update_validation"]), both.clone()] {
-        let answer = poll(client, "workflow", json!({"task_kinds": kinds})).await;
-        let body = answer.refused(409, "update_validation_capability_not_advertised");
-        assert_eq!(body["poll_status"], "unsupported");
-        assert!(body["task"].is_null());
-    }
-    let alone = poll(client, "update-validation", json!({})).await;
-    alone.refused(409, "update_validation_capability_not_advertised");
-    let body = json!({
-        "worker_id": "w", "task_queue": "q", "runtime": "external",
-        "supported_workflow_types": ["flow"], "capabilities": ["update_validation_tasks"],
+    let refused = async |client: &Client| {
+        for (kind, fields) in [
+            ("workflow", json!({"task_kinds": ["update_validation"]})),
+            (
+                "workflow",
+                json!({"task_kinds": ["workflow", "update_validation"]}),
+            ),
+            ("update-validation", json!({})),
+        ] {
+            let answer = poll(client, kind, fields).await;
+            let body = answer.refused(409, "update_validation_capability_not_advertised");
+            assert_eq!(body["poll_status"], "unsupported");
+            assert!(body["task"].is_null());
+            assert_eq!(body["minimum_protocol_version"], "1.13");
+        }
+    };
+    refused(client).await;
+    let register = json!({
+        "worker_id": "w", "task_queue": "q", "workflow_types": ["flow"],
+        "capabilities": ["update_validation_tasks"],
     });
-    client.post("/worker/register", body).await.expect(200);
-    let body = poll(client, "workflow", json!({"task_kinds": both}))
-        .await
-        .expect(200);
+    client.post("/worker/register", register).await.expect(200);
+    refused(&client.speaking("1.12")).await;
+    let body = poll(client, "update-validation", json!({})).await;
+    assert_eq!(body.expect(200)["poll_status"], "empty");
+    let kinds = json!({"task_kinds": ["update_validation", "workflow"]});
+    let body = poll(client, "workflow", kinds).await.expect(200);
+    assert_eq!(body["task"]["task_kind"], "workflow");
     assert_eq!(body["task"]["workflow_id"], "wf");
     server.stop().await;
 }

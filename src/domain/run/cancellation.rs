@@ -19,7 +19,7 @@ use super::draft::Draft;
 use super::fact::{CommandKind, Fact, Resume};
 use super::outcome::{Refusal, Reply, Verdict};
 use super::state::{Activity, Child, RunState};
-use super::{activity, child, condition, held, signal, timer};
+use super::{activity, child, condition, held, signal, timer, update};
 
 /// A request that a run accepted.
 #[derive(Clone, Debug)]
@@ -214,9 +214,13 @@ pub(super) fn deliver(mut draft: Draft<'_>, report: DeliveryReport) -> Result<Ve
     );
     let open = Open::of(&draft.state, &report.delivery);
     if let Some(waiting) = ask_and_wait(&mut draft, &open, &cancellation) {
+        if draft.state.is_in_update() {
+            update::fail_unanswered(&mut draft);
+        }
+        condition::time_out_overdue(&mut draft);
         draft.effects.close(report.no);
         draft.note(Fact::TaskReleased { no: report.no });
-        if !draft.state.held.is_empty() {
+        if held::task_after(&draft, draft.state.acted_on).is_some() {
             held::go_on(&mut draft);
         }
         return Ok(Verdict::Commit(
@@ -293,8 +297,8 @@ fn ask_and_wait(
     const AWAITED: CancellationPolicy = CancellationPolicy::WaitCancellationCompleted;
     let mut waiting = None;
     for activity in open.activities.iter().filter(|a| a.cancellation == AWAITED) {
-        if activity.started == 0 {
-            // Nobody runs it, so its end need not be awaited.
+        if activity.started <= activity.ended {
+            // Nobody runs it: it was never handed out, or waits for its next attempt.
             continue;
         }
         waiting = Some("cancellation_waiting_for_activity");
@@ -521,6 +525,15 @@ impl RunState {
         if let Some(cancellation) = &mut self.cancellation {
             Arc::make_mut(cancellation).delivered = Some((delivery.clone(), at));
         }
+    }
+
+    /// A delivery was put off until something that was asked to cancel has ended.
+    pub(super) fn delivery_waits(&self) -> bool {
+        self.cancellation.as_ref().is_some_and(|cancellation| {
+            let none_asked =
+                cancellation.children_asked.is_empty() && cancellation.activities_asked.is_empty();
+            cancellation.delivered.is_none() && !none_asked
+        })
     }
 
     pub(super) fn asked(&mut self, ask: impl FnOnce(&mut Cancellation)) {

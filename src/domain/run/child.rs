@@ -284,6 +284,11 @@ pub(super) fn next_try(draft: &Draft<'_>, failure: &Failure) -> Option<NextTry> 
     let old = &draft.state.begun;
     let link = old.parent.as_deref()?;
     let policy = link.policy.as_ref()?;
+    // A workflow that heard of its cancellation is not begun anew behind its back.
+    let heard = draft.state.cancellation.as_ref();
+    if heard.is_some_and(|cancellation| cancellation.delivered.is_some()) {
+        return None;
+    }
     if failure.non_retryable || policy.is_final(failure.kind.as_deref(), failure.class.as_deref()) {
         return None;
     }

@@ -250,6 +250,7 @@ impl Effects {
 
     /// Closes a task. One that this write opens is then never written.
     pub fn close(&mut self, no: TaskNo) {
+        self.marks.remove(&no);
         if matches!(self.tasks.get(&no), Some(TaskEffect::Open(_))) {
             self.tasks.remove(&no);
         } else {
@@ -486,8 +487,10 @@ mod tests {
         effects.set(user, at(2));
         assert_eq!(effects.timers()[&user], TimerEffect::Set(at(2)));
         effects.again(4, at(3));
+        effects.ask_to_cancel(4);
         effects.close(4);
         assert_eq!(effects.tasks()[&4], TaskEffect::Close);
+        assert!(effects.marks().is_empty(), "a row that goes is not changed");
     }
 
     #[test]

@@ -12,7 +12,7 @@ use super::super::parallel::{Group, LeafEnd, Member, Path, StepKind};
 use super::attributes::{Attributes, Memo};
 use super::cancellation::Stopped;
 use super::fact::{Fact, Receipt, Resume};
-use super::state::{Activity, Close, Held, RunState, WorkflowTask};
+use super::state::{Activity, CancelledActivity, Close, Held, RunState, WorkflowTask};
 use super::status::CloseReason;
 
 /// A step's end: its place in groups, and whether it failed.
@@ -232,6 +232,7 @@ impl RunState {
                         available_at: event.recorded_at,
                         failures: 0,
                         started: 0,
+                        holder: None,
                         ended: 0,
                         cancellation: scheduled
                             .activity
@@ -245,6 +246,7 @@ impl RunState {
             Body::ActivityStarted(started) => {
                 self.change_activity(started.keys.activity_task_id.no, |activity| {
                     activity.started = started.attempt_number;
+                    activity.holder = Some(started.lease_owner.as_str().into());
                 });
             }
             Body::ActivityRetryScheduled(retry) => {
@@ -265,8 +267,13 @@ impl RunState {
             }
             Body::ActivityCancelled(end) => {
                 let no = end.keys.activity_task_id.no;
-                if self.activities.contains_key(&no) {
-                    self.cancelled_activities.insert(no, event.sequence);
+                if let Some(activity) = self.activities.get(&no) {
+                    let cancelled = CancelledActivity {
+                        event: event.sequence,
+                        attempt: activity.started,
+                        holder: activity.holder.clone(),
+                    };
+                    self.cancelled_activities.insert(no, cancelled);
                 }
                 self.end_activity(no, event, true);
             }
@@ -341,7 +348,8 @@ impl RunState {
                 identity: end.identity.to_owned(),
             },
         );
-        if consequence.wake {
+        // A delivery that waits for one member of a group does not wait for the others.
+        if consequence.wake || self.delivery_waits() {
             self.wake(event.sequence, end.resume);
         }
         self.resolution = consequence.resolved;

@@ -51,8 +51,8 @@ pub use replay::{StoredBatch, fold};
 pub use signal::InputRequest;
 pub use start::{StartRequest, start};
 pub use state::{
-    Activity, Answered, Child, Close, CloseFailure, Condition, Held, RunState, SignalWait, Timer,
-    WorkflowTask,
+    Activity, Answered, CancelledActivity, Child, Close, CloseFailure, Condition, Held, RunState,
+    SignalWait, Timer, WorkflowTask,
 };
 pub use status::{CloseReason, Status};
 pub use sticky::{Keep, Kept, ReplayMode};

@@ -192,7 +192,8 @@ impl RunState {
             .map(|(base, _)| *base)
     }
 
-    fn close_quietly(&mut self, base: Step, step: Step) {
+    /// The leaf at `step` of the group at `base` is closed; nobody waits for it any more.
+    pub(super) fn close_quietly(&mut self, base: Step, step: Step) {
         let last = self.last_event();
         if let Some(group) = self.groups.get_mut(&base) {
             let group = Arc::make_mut(group);

@@ -108,10 +108,23 @@ pub struct Activity {
     pub failures: u32,
     /// The last hand-out that history shows.
     pub started: u32,
+    /// Who got it.
+    pub holder: Option<Arc<str>>,
     /// What a cancellation does to it.
     pub cancellation: CancellationPolicy,
     /// The last hand-out that ended in a retry; nothing that comes under it counts any more.
     pub ended: u32,
+}
+
+/// An activity that was cancelled while a worker may still run it.
+#[derive(Clone, Debug)]
+pub struct CancelledActivity {
+    /// The event that says so.
+    pub event: u64,
+    /// The last hand-out that history shows; 0 when it shows none.
+    pub attempt: u32,
+    /// Who got it.
+    pub holder: Option<Arc<str>>,
 }
 
 impl Activity {
@@ -265,8 +278,8 @@ pub struct RunState {
     pub last_input: u64,
     /// Open activities, by task.
     pub activities: BTreeMap<TaskNo, Arc<Activity>>,
-    /// Activities that were cancelled while a worker may still run them, and the event that says so.
-    pub cancelled_activities: BTreeMap<TaskNo, u64>,
+    /// Activities that were cancelled while a worker may still run them.
+    pub cancelled_activities: BTreeMap<TaskNo, CancelledActivity>,
     /// Open timers, by step.
     pub timers: BTreeMap<Step, Arc<Timer>>,
     /// Open children, by step.

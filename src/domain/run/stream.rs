@@ -353,6 +353,8 @@ impl RunState {
                     Arc::clone(stream),
                     Stream {
                         delivered: carried.cursor,
+                        // The wait was the other run's.
+                        wait: None,
                         ..(**carried).clone()
                     },
                 );

@@ -224,7 +224,17 @@ impl RunState {
                 }
             }
             Body::TimerCancelled(cancelled) => {
-                self.timers.remove(&cancelled.timer.sequence);
+                let step = cancelled.timer.sequence;
+                if let Some(path) = self.timers.remove(&step).and_then(|t| t.path.clone()) {
+                    self.close_quietly(path.outermost().parallel_group_base_sequence, step);
+                }
+                // A wait may outlive its timer while its run closes; the timer ends only once.
+                if let Some(condition) = self.conditions.get_mut(&step) {
+                    Arc::make_mut(condition).deadline = None;
+                }
+                if let Some(wait) = self.signal_waits.get_mut(&step) {
+                    Arc::make_mut(wait).deadline = None;
+                }
             }
             _ => {}
         }

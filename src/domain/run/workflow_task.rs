@@ -313,8 +313,8 @@ fn wait(draft: &mut Draft<'_>, report: &WorkflowTaskReport) {
         update::fail_unanswered(draft);
     } else {
         condition::settle(draft, report.seen);
-        condition::time_out_overdue(draft);
     }
+    condition::time_out_overdue(draft);
     close_task(draft, report, ReportKind::Waiting, Vec::new());
 }
 

@@ -87,12 +87,12 @@ pub(super) fn show(datum: &[u8]) -> Result<Shown, DecodeError> {
     Ok(Shown::Json(value))
 }
 
-/// The entries of a map, each name with the bytes of its value.
-pub(super) type Entries<'a> = Vec<(String, &'a [u8])>;
+/// An entry of a map: its name, and the bytes of its value.
+pub(super) type EntryBytes<'a> = (String, &'a [u8]);
 
 /// The entries of a datum that is a map: each name with the bytes of its value, which are checked to
 /// be one datum. A later entry of the same name comes later.
-pub(super) fn map_entries(datum: &[u8]) -> Result<Option<Entries<'_>>, DecodeError> {
+pub(super) fn map_entries(datum: &[u8]) -> Result<Option<Vec<EntryBytes<'_>>>, DecodeError> {
     let mut reader = Reader {
         rest: datum,
         saw_bytes: false,

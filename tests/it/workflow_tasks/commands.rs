@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use crate::language;
 use crate::support::{TestServer, envelope, merged};
 
 fn group(kind: &str, base: u64, size: u64, index: u64) -> Value {
@@ -527,46 +528,48 @@ async fn arguments_have_three_spellings() {
     server.stop().await;
 }
 
-/// Rule: what is not supported yet is refused as an unknown command and not announced; what is
-/// announced is accepted.
+/// Rule: what is announced is read, and nothing else: by the default version and by the newest.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_announced_commands_are_those_that_are_read() {
-    let server = TestServer::with(|settings| settings.worker_protocol = "1.20".to_owned()).await;
-    let client = &server.client;
-    let task = client.first_task().await;
-    let answer = client.task(&task, "heartbeat", json!({})).await.expect(200);
-    let announced = &answer["server_capabilities"]["supported_workflow_task_commands"];
-    let announced: Vec<&str> = announced
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|kind| kind.as_str().unwrap())
-        .collect();
-    assert!(announced.contains(&"complete_workflow"));
-    let wrong = json!({"type": "no_such_command"});
-    for kind in [
-        "complete_workflow",
-        "fail_workflow",
-        "continue_as_new",
-        "schedule_activity",
-        "start_timer",
-        "start_child_workflow",
-        "start_service_operation",
-        "complete_update",
-        "fail_update",
-        "record_side_effect",
-        "record_version_marker",
-        "upsert_search_attributes",
-        "open_condition_wait",
-        "open_signal_wait",
-        "upsert_memo",
-        "record_local_activity",
-        "cancel_selection_operation",
-    ] {
-        let answer = client.complete(&task, json!([{"type": kind}, wrong])).await;
-        let body = answer.refused(422, "validation_failed");
-        let unknown = body["errors"].get("commands.0.type").is_some();
-        assert_eq!(unknown, !announced.contains(&kind), "{kind}");
+    for version in language::VERSIONS {
+        let server = language::server(version).await;
+        let client = &server.client;
+        let task = language::first_task(client).await;
+        let answer = client.task(&task, "heartbeat", json!({})).await.expect(200);
+        let announced = &answer["server_capabilities"]["supported_workflow_task_commands"];
+        let announced: Vec<&str> = announced
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|kind| kind.as_str().unwrap())
+            .collect();
+        assert!(announced.contains(&"complete_workflow"));
+        assert_eq!(announced.contains(&"upsert_memo"), version == "1.20");
+        let wrong = json!({"type": "no_such_command"});
+        for kind in [
+            "complete_workflow",
+            "fail_workflow",
+            "continue_as_new",
+            "schedule_activity",
+            "start_timer",
+            "start_child_workflow",
+            "start_service_operation",
+            "complete_update",
+            "fail_update",
+            "record_side_effect",
+            "record_version_marker",
+            "upsert_search_attributes",
+            "open_condition_wait",
+            "open_signal_wait",
+            "upsert_memo",
+            "record_local_activity",
+            "cancel_selection_operation",
+        ] {
+            let answer = client.complete(&task, json!([{"type": kind}, wrong])).await;
+            let body = answer.refused(422, "validation_failed");
+            let unknown = body["errors"].get("commands.0.type").is_some();
+            assert_eq!(unknown, !announced.contains(&kind), "{kind} at {version}");
+        }
+        server.stop().await;
     }
-    server.stop().await;
 }

@@ -7,20 +7,33 @@
 )]
 
 mod activity;
+mod attributes;
+mod cancellation;
+mod child;
 mod close;
 mod commands;
+mod condition;
 mod continue_as_new;
 mod deadline;
 mod kit;
 mod limits;
+mod lives;
+mod local_activity;
 mod merge;
 mod model;
+mod needs;
 mod parallel;
 mod receipts;
+mod repair;
+mod selection;
 mod signal;
+mod signal_wait;
 mod start;
+mod stream;
 mod table_activity;
+mod table_language;
 mod table_workflow;
 mod timeouts;
 mod timer;
+mod update;
 mod workflow_task;

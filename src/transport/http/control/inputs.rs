@@ -45,6 +45,8 @@ pub struct SignalRequestBody {
     input: Option<Box<RawValue>>,
     /// The caller's key; a repeat under it has no further effect.
     request_id: Option<String>,
+    /// Only look what would happen; not served yet, and never taken for the signal itself.
+    dry_run: Option<bool>,
 }
 
 /// Signals the current run of a workflow.
@@ -86,6 +88,13 @@ pub fn check_name(problems: &mut Problems, field: &str, name: &str) {
     }
 }
 
+/// A preview is refused: who asks for one must not get the thing itself.
+fn check_no_preview(problems: &mut Problems, dry_run: Option<bool>) {
+    if dry_run == Some(true) {
+        problems.add("dry_run", "is not supported by this server");
+    }
+}
+
 async fn signal(
     call: Call<OperatorOrAdmin, SignalRequestBody>,
     workflow_id: String,
@@ -101,6 +110,7 @@ async fn signal(
             "names that begin with __durable_workflow_ are reserved",
         );
     }
+    check_no_preview(&mut problems, call.body.dry_run);
     let limit = call.api.engine.settings().run.limits.payload_bytes;
     let arguments = input(&mut problems, "input", call.body.input.as_deref(), limit);
     let request_id = call.body.request_id.as_deref();
@@ -138,6 +148,8 @@ pub struct UpdateRequestBody {
     /// The old name of `wait_for`.
     #[schema(value_type = Option<Object>)]
     wait_policy: Option<Value>,
+    /// Only look what would happen; not served yet, and never taken for the update itself.
+    dry_run: Option<bool>,
 }
 
 /// Updates the current run of a workflow.
@@ -188,6 +200,7 @@ async fn update(
     let target = target(&call, workflow_id, run);
     let mut problems = Problems::default();
     check_name(&mut problems, "update_name", &name);
+    check_no_preview(&mut problems, call.body.dry_run);
     let limit = call.api.engine.settings().run.limits.payload_bytes;
     let arguments = input(&mut problems, "input", call.body.input.as_deref(), limit);
     let request_id = call.body.request_id.as_deref();
@@ -380,6 +393,8 @@ fn validation_error(error: AskError, command: &InputCommand) -> Answer {
             "The run is closed.",
         )
         .with("run_status", state.status().as_str()),
+        // A validation is asked for by the name of a declared update.
+        AskError::Undeclared { .. } => Answer::from(crate::engine::Fault::Bug),
         AskError::Unavailable(_) => conflict(
             Reason::UpdateValidatorWorkerUnavailable,
             "No live worker polls the run's queue.",

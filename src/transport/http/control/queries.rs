@@ -151,6 +151,14 @@ fn no_answer(error: AskError) -> Answer {
                 .with("run_status", state.status().as_str())
                 .with("is_terminal", true);
         }
+        AskError::Undeclared { state, declared } => {
+            let answer = Answer::refuse(
+                StatusCode::NOT_FOUND,
+                Reason::RejectedUnknownQuery,
+                "The workflow has no query of this name.",
+            );
+            return about_run(answer.with("declared_queries", json!(declared)), &state);
+        }
         AskError::Unavailable(state) => (
             StatusCode::CONFLICT,
             Reason::QueryWorkerUnavailable,

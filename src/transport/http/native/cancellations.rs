@@ -387,8 +387,8 @@ fn acknowledgement(state: &RunState, no: u32, attempt: u32) -> Option<Value> {
 }
 
 fn cancelled_event(state: &RunState, no: u32) -> Option<String> {
-    let event = *state.cancelled_activities.get(&no)?;
-    Some(part_id(state.id, Part::Event, event))
+    let cancelled = state.cancelled_activities.get(&no)?;
+    Some(part_id(state.id, Part::Event, cancelled.event))
 }
 
 /// A worker says that an activity that was cancelled has stopped.
@@ -409,10 +409,22 @@ async fn acknowledge(call: Call<WorkerOnly, AttemptFence>, task: &str) -> Result
     problems.required_text("request_id", call.body.request_id.as_deref(), MAX_ID);
     problems.into_result()?;
     let holder = call.body.holder(&call, task)?;
+    let receipts = Feature::ActivityCancellationReceipts;
+    if !call.api.supported.offers(&call.api.advertised, receipts) || !call.version.allows(receipts)
+    {
+        return Err(Failure::new(
+            StatusCode::CONFLICT,
+            Reason::CooperativeCancellationNotSupported,
+            "Receipts of stopped callbacks need worker protocol 1.20 or newer.",
+        )
+        .with("minimum_protocol_version", receipts.floor().to_string())
+        .with("task_id", task));
+    }
+    let request_id = call.body.request_id.as_deref().unwrap_or_default();
     let taken = call
         .api
         .engine
-        .acknowledge_stop(&holder)
+        .acknowledge_stop(&holder, request_id)
         .await
         .map_err(|refused| leases::activity_refusal(refused, &holder, "rejected"))?;
     Answer::of(&json!({

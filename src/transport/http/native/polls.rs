@@ -11,7 +11,6 @@ use crate::config::MAX_POLL_SECONDS;
 use crate::domain::features;
 use crate::domain::ids::{TaskQueue, WorkerId};
 use crate::domain::routing::TaskKind;
-use crate::domain::worker::WorkerStatus;
 use crate::engine::{PollRefused, PollRequest, Polled};
 use crate::protocol::feature::{Feature, Negotiated};
 use crate::protocol::reason::Reason;
@@ -188,8 +187,13 @@ pub async fn poll(call: Call<WorkerOnly, PollBody>, kind: TaskKind) -> Result<An
     let request = call.body.request(&call, kind)?;
     let queue = request.queues.first().cloned();
     let no_wait = request.wait.is_zero();
-    if request.kinds.contains(&TaskKind::UpdateValidation) {
-        may_validate(&call, &request).await?;
+    let validates = request.kinds.contains(&TaskKind::UpdateValidation);
+    let offered = &call.api.supported;
+    if validates
+        && !(offered.offers(&call.api.advertised, Feature::UpdateValidation)
+            && call.version.allows(Feature::UpdateValidation))
+    {
+        return refusal(&call, kind, queue, PollRefused::NoValidation);
     }
     match call.api.engine.poll(request).await {
         Ok(Polled::Task(grant)) => {
@@ -230,44 +234,6 @@ pub async fn poll(call: Call<WorkerOnly, PollBody>, kind: TaskKind) -> Result<An
         }
         Err(refused) => refusal(&call, kind, queue, refused),
     }
-}
-
-/// The gate of polls for update validations. What is wrong with the worker itself is said by the poll.
-async fn may_validate(
-    call: &Call<WorkerOnly, PollBody>,
-    request: &PollRequest,
-) -> Result<(), Failure> {
-    let feature = Feature::UpdateValidation;
-    let engine = &call.api.engine;
-    let worker = engine
-        .worker(&request.namespace, &request.worker_id)
-        .await?;
-    let Some(worker) =
-        worker.filter(|worker| worker.status != WorkerStatus::Draining && !engine.is_stale(worker))
-    else {
-        return Ok(());
-    };
-    let said = &worker.description.capabilities;
-    let registered = said
-        .iter()
-        .any(|said| Some(said.as_str()) == feature.worker_capability());
-    let offered = call.api.supported.offers(&call.api.advertised, feature);
-    if offered && registered && call.version.allows(feature) {
-        return Ok(());
-    }
-    Err(Failure::new(
-        StatusCode::CONFLICT,
-        Reason::UpdateValidationCapabilityNotAdvertised,
-        format!(
-            "Update validations need worker protocol {} or newer, and a worker that registered them.",
-            feature.floor()
-        ),
-    )
-    .with("task", Value::Null)
-    .with("poll_status", "unsupported")
-    .with("worker_id", worker.worker_id.as_str())
-    .with("required_capability", feature.worker_capability())
-    .with("minimum_protocol_version", feature.floor().to_string()))
 }
 
 fn refusal(
@@ -341,6 +307,18 @@ fn refusal(
             };
             Answer::of(&tasks::no_task("empty", Some(reason.as_str())))
         }
+        PollRefused::NoValidation => Err(Failure::new(
+            StatusCode::CONFLICT,
+            Reason::UpdateValidationCapabilityNotAdvertised,
+            "Update validations need worker protocol 1.13 and a worker that registered for them.",
+        )
+        .with("task", Value::Null)
+        .with("poll_status", "unsupported")
+        .with("worker_id", worker_id)
+        .with(
+            "minimum_protocol_version",
+            Feature::UpdateValidation.floor().to_string(),
+        )),
         PollRefused::NoCapacity => Err(Failure::new(
             StatusCode::TOO_MANY_REQUESTS,
             Reason::LongPollCapacityExhausted,

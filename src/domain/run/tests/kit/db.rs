@@ -6,7 +6,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::domain::decision::{
-    Claim, Decision, FIRST_ATTEMPT, HandOff, NewTask, RunWrite, TaskEffect, TimerEffect, TimerKey,
+    Claim, Decision, FIRST_ATTEMPT, HandOff, NewTask, Relay, RunWrite, TaskEffect, TimerEffect,
+    TimerKey,
 };
 use crate::domain::event::Event;
 use crate::domain::ids::{RunId, TaskNo, WorkerId};
@@ -50,6 +51,8 @@ pub struct Row {
     pub attempt: u32,
     pub lease: Option<Lease>,
     pub beat: Option<Beat>,
+    /// Its holder is asked to stop.
+    pub cancel: bool,
     /// The task as it was opened.
     pub task: NewTask,
 }
@@ -62,6 +65,7 @@ impl Row {
             attempt: 0,
             lease: None,
             beat: None,
+            cancel: false,
             task: task.clone(),
         };
         if let Some(to) = &task.handed_to {
@@ -113,6 +117,8 @@ pub struct Stored {
     pub events: Vec<Event>,
     pub tasks: BTreeMap<TaskNo, Row>,
     pub timers: BTreeMap<TimerKey, Timestamp>,
+    /// What was told to other runs, in the order of the events that say so.
+    pub relays: Vec<Relay>,
 }
 
 impl Stored {
@@ -286,6 +292,7 @@ impl Db {
             events: Vec::new(),
             tasks: BTreeMap::new(),
             timers: BTreeMap::new(),
+            relays: Vec::new(),
         });
         let first = stored.events.len();
         stored
@@ -315,6 +322,17 @@ impl Db {
                 }
             }
         }
+        for (no, mark) in write.effects.marks() {
+            let row = stored.tasks.get_mut(no);
+            let row = row.expect("a task that is marked is open");
+            row.cancel |= mark.cancel;
+            if let Some(needs) = mark.needs {
+                row.task.routing.needs = needs;
+            }
+        }
+        stored
+            .relays
+            .extend(write.effects.relays().values().cloned());
         for (key, effect) in write.effects.timers() {
             match effect {
                 TimerEffect::Set(at) => {

@@ -2,8 +2,10 @@
 
 mod bench;
 mod db;
+mod language;
 mod make;
 
 pub use bench::{Bench, Held, Outcome, reported, returned};
 pub use db::{Db, Lost, Stored};
+pub use language::*;
 pub use make::*;

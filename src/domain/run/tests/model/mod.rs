@@ -15,6 +15,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
+pub use rng::Rng;
 use world::{Log, Stats, World};
 
 const SEEDS: u64 = 10_000;
