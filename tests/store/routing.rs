@@ -45,6 +45,8 @@ fn random_routing(chance: &mut Dice) -> Routing {
         fairness_weight: 1,
         build_id: one_of(chance, &BUILDS).map(Arc::from),
         needs: bits(chance),
+        session: None,
+        preferred: None,
     }
 }
 
