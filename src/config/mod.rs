@@ -145,6 +145,8 @@ pub struct History {
 pub struct Http {
     /// Bytes of the largest body.
     pub max_body_bytes: usize,
+    /// Compress answers for clients that accept it.
+    pub compression: bool,
     /// Threads that serve requests; 0 for one per core.
     pub threads: usize,
 }
@@ -203,6 +205,7 @@ impl Default for Settings {
             },
             http: Http {
                 max_body_bytes: 3 << 20,
+                compression: true,
                 threads: 0,
             },
             shutdown: Shutdown { grace_seconds: 8 },
@@ -233,6 +236,7 @@ const ALIASES: &[(&str, &str)] = &[
         "workers.heartbeat_interval_seconds",
     ),
     ("DW_QUERY_TASK_TIMEOUT", "queries.timeout_seconds"),
+    ("DW_COMPRESSION_ENABLED", "http.compression"),
     ("DW_WORKFLOW_TASK_TIMEOUT", "leases.workflow_task_seconds"),
     ("DW_ACTIVITY_TASK_TIMEOUT", "leases.activity_seconds"),
     ("RUST_LOG", "log.filter"),

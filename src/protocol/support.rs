@@ -16,6 +16,8 @@ const BUILD: &[Feature] = &[
     Feature::ActivityTimeouts,
     Feature::NonRetryableFailures,
     Feature::QueryTasks,
+    Feature::ResponseCompression,
+    Feature::HistoryCompression,
     Feature::WorkerSessions,
     Feature::PortableWorkerSessions,
     Feature::StickyExecution,

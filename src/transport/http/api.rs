@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use actix_web::HttpRequest;
 use metrics_exporter_prometheus::PrometheusHandle;
 
 use crate::auth::Gate;
@@ -11,9 +12,11 @@ use crate::config::Settings;
 use crate::engine::Engine;
 use crate::protocol::capabilities::{Timing, server_capabilities};
 use crate::protocol::envelope::EnvelopeBytes;
+use crate::protocol::feature::Feature;
 use crate::protocol::support::Supported;
 use crate::protocol::version::Advertised;
 
+use super::compression;
 use super::routes::RouteTable;
 
 /// The state behind all handlers.
@@ -61,7 +64,10 @@ impl Api {
             .worker_protocol
             .parse()
             .map_err(|error: crate::protocol::version::AdvertisedError| error.to_string())?;
-        let supported = Supported::build();
+        let mut supported = Supported::build();
+        if !settings.http.compression {
+            supported = supported.without(Feature::ResponseCompression);
+        }
         let timing = timing(&settings);
         let capabilities = server_capabilities(&advertised, &supported, &timing);
         Ok(Self {
@@ -79,6 +85,14 @@ impl Api {
             started: Instant::now(),
             stopping: AtomicBool::new(false),
         })
+    }
+
+    /// A body in the coding that the request accepts, and the name of that, if there is to be one.
+    pub fn encode(&self, request: &HttpRequest, body: &[u8]) -> Option<(Vec<u8>, &'static str)> {
+        if !self.settings.http.compression {
+            return None;
+        }
+        compression::encode(request, body)
     }
 
     /// The node is about to stop: readiness fails from now on.

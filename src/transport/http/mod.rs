@@ -2,6 +2,7 @@
 
 pub mod api;
 mod body;
+mod compression;
 pub mod control;
 mod fields;
 mod identify;

@@ -5,7 +5,7 @@ use std::task::{Context, Poll};
 
 use actix_web::body::{BodySize, BoxBody, MessageBody};
 use actix_web::http::StatusCode;
-use actix_web::http::header::{ALLOW, CONTENT_TYPE, RETRY_AFTER};
+use actix_web::http::header::{ALLOW, CONTENT_ENCODING, CONTENT_TYPE, RETRY_AFTER};
 use actix_web::web::{Bytes, Data};
 use actix_web::{HttpRequest, HttpResponse, Responder};
 use serde::Serialize;
@@ -197,7 +197,11 @@ impl Responder for Native {
                 grant,
             }) => {
                 let mut response = builder(api, status);
-                let body = envelope(api, &fields);
+                let mut body = envelope(api, &fields);
+                if let Some((encoded, coding)) = api.encode(request, &body) {
+                    response.insert_header((CONTENT_ENCODING, coding));
+                    body = encoded;
+                }
                 match grant {
                     None => response.body(body),
                     Some(grant) => response.body(Carrier::new(body, grant)),

@@ -15,6 +15,7 @@ use crate::engine::{PollRefused, PollRequest, Polled};
 use crate::protocol::feature::{Feature, Negotiated};
 use crate::protocol::reason::Reason;
 
+use super::super::compression::HistoryEncoding;
 use super::super::fields::Int;
 use super::super::problems::Problems;
 use super::answer::{Answer, Failure};
@@ -46,13 +47,17 @@ pub struct PollBody {
     /// Events of the first page.
     history_page_size: Option<Int>,
     /// Encodings of history that the worker reads.
-    #[allow(dead_code, reason = "part of the contract; history is served as it is")]
     accept_history_encoding: Option<String>,
     /// Kinds of task that the worker takes.
     task_kinds: Option<Vec<String>>,
 }
 
 impl PollBody {
+    /// The form in which the worker takes history.
+    pub fn history_encoding(&self) -> Option<HistoryEncoding> {
+        HistoryEncoding::accepted(self.accept_history_encoding.as_deref()?)
+    }
+
     /// Events of the first page, within the server's bounds.
     pub fn page_size(&self, call: &Call<WorkerOnly, Self>) -> u64 {
         let history = &call.api.settings.history;
@@ -211,8 +216,9 @@ pub async fn poll(call: Call<WorkerOnly, PollBody>, kind: TaskKind) -> Result<An
                 TaskKind::Workflow => {
                     let size = call.body.page_size(&call);
                     let view = call.api.engine.workflow_task(&lease, size).await?;
+                    let encoding = call.body.history_encoding();
                     let sticky = call.version.allows(Feature::StickyExecution);
-                    view.map(|view| tasks::workflow_claim(&view, sticky))
+                    view.map(|view| tasks::workflow_claim(&view, sticky, encoding))
                         .transpose()?
                 }
                 TaskKind::Activity => {

@@ -14,6 +14,7 @@ use crate::protocol::feature::Feature;
 use crate::protocol::reason::Reason;
 use crate::protocol::replay;
 
+use super::super::compression::HistoryEncoding;
 use super::super::fields::Int;
 use super::super::problems::Problems;
 use super::answer::{Answer, Failure, Native};
@@ -52,7 +53,6 @@ pub struct HistoryPageRequest {
     /// Events of the page, the SDKs' spelling.
     history_page_size: Option<Int>,
     /// Encodings of history that the worker reads.
-    #[allow(dead_code, reason = "part of the contract; history is served as it is")]
     accept_history_encoding: Option<String>,
 }
 
@@ -117,13 +117,21 @@ async fn history_page(
         .await;
     let (page, seen, attempt, state) =
         read.map_err(|refused| leases::workflow_refusal(refused, &holder, "rejected"))?;
-    let events = tasks::events(&page.events)?;
+    let encoding = body
+        .accept_history_encoding
+        .as_deref()
+        .and_then(HistoryEncoding::accepted);
+    let shown = tasks::ShownHistory::new(&page, encoding)?;
     #[derive(serde::Serialize)]
     struct HistoryPage<'a> {
         task_id: &'a str,
         workflow_task_attempt: u32,
         history_events: &'a serde_json::value::RawValue,
         history: &'a serde_json::value::RawValue,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        history_events_compressed: Option<&'a str>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        history_events_encoding: Option<&'static str>,
         next_history_page_token: Option<String>,
         last_history_sequence: u64,
         #[serde(flatten)]
@@ -132,8 +140,10 @@ async fn history_page(
     Answer::of(&HistoryPage {
         task_id: task,
         workflow_task_attempt: attempt,
-        history_events: &events,
-        history: &events,
+        history_events: &shown.events,
+        history: &shown.events,
+        history_events_compressed: shown.compressed.as_deref(),
+        history_events_encoding: shown.encoding,
         next_history_page_token: page.next_after.map(tasks::page_token),
         last_history_sequence: seen,
         size: tasks::history_size(&state, seen),
