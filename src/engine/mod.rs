@@ -7,6 +7,7 @@ mod cache;
 mod cancellations;
 mod claims;
 mod contracts;
+mod entries;
 mod error;
 mod executions;
 mod hints;

@@ -96,4 +96,8 @@ fn describe() {
         "dw_replay_checks_total",
         "Written runs compared with their stored history, by outcome; only with checks.replay."
     );
+    describe_counter!(
+        "dw_sticky_cache_total",
+        "What became of runs that workers keep in memory, as they say it, by outcome."
+    );
 }

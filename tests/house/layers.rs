@@ -55,6 +55,7 @@ const LAYERS: &[Layer] = &[
         crates: &[
             "actix_web",
             "base64",
+            "flate2",
             "futures_util",
             "metrics",
             "metrics_exporter_prometheus",
