@@ -37,6 +37,8 @@ pub struct Settings {
     pub workers: Workers,
     /// Leases.
     pub leases: Leases,
+    /// How many tasks may be held and handed out.
+    pub admission: Admission,
     /// Queries.
     pub queries: Queries,
     /// History pages.
@@ -83,8 +85,10 @@ pub struct Database {
 pub struct LongPoll {
     /// Seconds that a poll which names no wait is held.
     pub default_seconds: u64,
-    /// Polls that a node holds.
+    /// Polls that a node holds, those for queries apart.
     pub max_parked: usize,
+    /// Polls for queries that a node holds.
+    pub max_parked_queries: usize,
 }
 
 /// Longest wait of a poll, in seconds; fixed by the contract.
@@ -98,6 +102,30 @@ pub struct Workers {
     pub heartbeat_interval_seconds: u64,
     /// Seconds of silence after which a worker counts as gone.
     pub stale_after_seconds: u64,
+}
+
+/// How many tasks may be held and handed out.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Admission {
+    /// Workflow tasks.
+    pub workflow_tasks: TaskLimits,
+    /// Activity tasks.
+    pub activity_tasks: TaskLimits,
+}
+
+/// Limits for one kind of task; 0 for none.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TaskLimits {
+    /// Tasks of one queue that workers hold at once.
+    pub max_active_leases_per_queue: u64,
+    /// Tasks of one namespace that workers hold at once.
+    pub max_active_leases_per_namespace: u64,
+    /// Tasks of one queue that are handed out in a minute.
+    pub max_dispatches_per_minute: u64,
+    /// Tasks of one namespace that are handed out in a minute.
+    pub max_dispatches_per_minute_per_namespace: u64,
 }
 
 /// Checks for tests and doubts.
@@ -185,6 +213,7 @@ impl Default for Settings {
             long_poll: LongPoll {
                 default_seconds: 30,
                 max_parked: 20_000,
+                max_parked_queries: 20_000,
             },
             workers: Workers {
                 heartbeat_interval_seconds: 10,
@@ -194,6 +223,7 @@ impl Default for Settings {
                 workflow_task_seconds: 30,
                 activity_seconds: 300,
             },
+            admission: Admission::default(),
             queries: Queries {
                 timeout_seconds: 30,
             },
@@ -235,6 +265,38 @@ const ALIASES: &[(&str, &str)] = &[
     ("DW_QUERY_TASK_TIMEOUT", "queries.timeout_seconds"),
     ("DW_WORKFLOW_TASK_TIMEOUT", "leases.workflow_task_seconds"),
     ("DW_ACTIVITY_TASK_TIMEOUT", "leases.activity_seconds"),
+    (
+        "DW_WORKFLOW_TASK_MAX_ACTIVE_LEASES_PER_QUEUE",
+        "admission.workflow_tasks.max_active_leases_per_queue",
+    ),
+    (
+        "DW_WORKFLOW_TASK_MAX_ACTIVE_LEASES_PER_NAMESPACE",
+        "admission.workflow_tasks.max_active_leases_per_namespace",
+    ),
+    (
+        "DW_WORKFLOW_TASK_MAX_DISPATCHES_PER_MINUTE",
+        "admission.workflow_tasks.max_dispatches_per_minute",
+    ),
+    (
+        "DW_WORKFLOW_TASK_MAX_DISPATCHES_PER_MINUTE_PER_NAMESPACE",
+        "admission.workflow_tasks.max_dispatches_per_minute_per_namespace",
+    ),
+    (
+        "DW_ACTIVITY_TASK_MAX_ACTIVE_LEASES_PER_QUEUE",
+        "admission.activity_tasks.max_active_leases_per_queue",
+    ),
+    (
+        "DW_ACTIVITY_TASK_MAX_ACTIVE_LEASES_PER_NAMESPACE",
+        "admission.activity_tasks.max_active_leases_per_namespace",
+    ),
+    (
+        "DW_ACTIVITY_TASK_MAX_DISPATCHES_PER_MINUTE",
+        "admission.activity_tasks.max_dispatches_per_minute",
+    ),
+    (
+        "DW_ACTIVITY_TASK_MAX_DISPATCHES_PER_MINUTE_PER_NAMESPACE",
+        "admission.activity_tasks.max_dispatches_per_minute_per_namespace",
+    ),
     ("RUST_LOG", "log.filter"),
 ];
 

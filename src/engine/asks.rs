@@ -198,6 +198,11 @@ pub(super) async fn give_back(core: &Arc<Core>, lease: GrantedLease) {
 }
 
 impl Engine {
+    /// Queries that may wait on one queue.
+    pub fn max_pending_queries(&self) -> u64 {
+        QUEUE_BOUND
+    }
+
     /// Asks the workers of a run and waits for the answer.
     ///
     /// # Errors

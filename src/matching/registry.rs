@@ -89,6 +89,11 @@ struct Parked {
 }
 
 impl Parked {
+    /// Where it counts: polls for queries wait apart from all others.
+    fn pool(&self) -> usize {
+        usize::from(self.keys.iter().all(|key| key.kind == TaskKind::Query))
+    }
+
     fn slot(&self) -> MutexGuard<'_, Slot> {
         self.slot.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -196,7 +201,8 @@ struct Inner {
     queues: HashMap<QueueKey, Queue>,
     workers: HashMap<WorkerKey, BTreeMap<u64, Arc<Parked>>>,
     next_ticket: u64,
-    parked: usize,
+    /// Polls for other tasks than queries, and those for queries.
+    parked: [usize; 2],
     closed: bool,
 }
 
@@ -373,7 +379,7 @@ impl Inner {
         if let Some(polls) = self.workers.get_mut(&parked.worker)
             && polls.remove(&parked.ticket).is_some()
         {
-            self.parked -= 1;
+            self.parked[parked.pool()] -= 1;
             if polls.is_empty() {
                 self.workers.remove(&parked.worker);
             }
@@ -386,9 +392,9 @@ impl Registry {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Polls that wait now.
-    pub fn parked(&self) -> usize {
-        self.inner().parked
+    /// Polls that wait now: those for queries, or all others.
+    pub fn parked(&self, queries: bool) -> usize {
+        self.inner().parked[usize::from(queries)]
     }
 
     /// Polls of one worker that wait now.
@@ -429,7 +435,7 @@ impl Registry {
             other.end(Ended::Repeated);
         }
         others.insert(parked.ticket, Arc::clone(&parked));
-        inner.parked += 1;
+        inner.parked[parked.pool()] += 1;
         if inner.queues.len() > IDLE_QUEUES_KEPT {
             inner
                 .queues

@@ -48,6 +48,14 @@ fn describe() {
         "dw_parked_polls",
         "Long polls that wait for a task on this node."
     );
+    describe_counter!(
+        "dw_polls_throttled_total",
+        "Polls that ended without a task because a limit of their queue or namespace was reached."
+    );
+    describe_gauge!(
+        "dw_unserved_tasks",
+        "Ready tasks that no live worker may take, among the first of every queue."
+    );
     describe_counter!("dw_claims_total", "Tasks taken from a backlog, by kind.");
     describe_counter!(
         "dw_handoffs_total",
