@@ -375,7 +375,12 @@ pub fn admit_start(
 }
 
 /// Why no live worker may take a run of this type and pin; `None` when one may.
-pub fn unserved(serving: &[Serving], queue: &str, kind: &str, pin: Option<&str>) -> Option<&'static str> {
+pub fn unserved(
+    serving: &[Serving],
+    queue: &str,
+    kind: &str,
+    pin: Option<&str>,
+) -> Option<&'static str> {
     let mut any = Counts::default();
     let mut fitting = Counts::default();
     for row in serving {
@@ -455,7 +460,8 @@ mod tests {
             rollout
         };
         let mut all = vec![promoted("a", 1), promoted("b", 2), promoted("c", 3)];
-        let next = |all: &[Rollout]| before(all, &build("c")).and_then(|next| next.build_id.clone());
+        let next =
+            |all: &[Rollout]| before(all, &build("c")).and_then(|next| next.build_id.clone());
         assert_eq!(next(&all), build("b"));
         all[1].drain(at(4));
         assert_eq!(next(&all), build("a"));
@@ -480,9 +486,18 @@ mod tests {
     fn a_promotion_is_blocked_by_all_that_stands_against_it() {
         let known = Rollout::new(build("b1"), at(1));
         assert_eq!(blockages(None, None, 0), [Blockage::UnknownDeployment]);
-        assert_eq!(blockages(Some(&known), None, 0), [Blockage::NoCompatibleWorkers]);
-        assert_eq!(blockages(None, Some(&cohort(0, 0, 1)), 0), [Blockage::MissingWorkerHeartbeat]);
-        assert_eq!(blockages(None, Some(&cohort(0, 1, 0)), 0), [Blockage::FleetIsDraining]);
+        assert_eq!(
+            blockages(Some(&known), None, 0),
+            [Blockage::NoCompatibleWorkers]
+        );
+        assert_eq!(
+            blockages(None, Some(&cohort(0, 0, 1)), 0),
+            [Blockage::MissingWorkerHeartbeat]
+        );
+        assert_eq!(
+            blockages(None, Some(&cohort(0, 1, 0)), 0),
+            [Blockage::FleetIsDraining]
+        );
         assert_eq!(blockages(None, Some(&cohort(1, 0, 0)), 0), []);
         let mut draining = known;
         draining.drain(at(2));
@@ -534,7 +549,9 @@ mod tests {
         let other = [only[0].clone(), serving(None, counts(1, 0, 0))];
         assert_eq!(admit_start(&None, &rollouts, &other), Ok(()));
         assert_eq!(admit_start(&None, &rollouts, &[]), Ok(()));
-        assert!(admit_start(&build("b1"), &rollouts, &other).is_err_and(|refused| refused.is_pinned));
+        assert!(
+            admit_start(&build("b1"), &rollouts, &other).is_err_and(|refused| refused.is_pinned)
+        );
         assert_eq!(admit_start(&build("b2"), &rollouts, &other), Ok(()));
     }
 
@@ -550,6 +567,9 @@ mod tests {
         assert_eq!(why("flow", Some("b1")), Some("workers_draining"));
         assert_eq!(why("flow", Some("b3")), Some("build_not_served"));
         assert_eq!(why("other", None), Some("no_active_workers"));
-        assert_eq!(unserved(&fleet[2..], "q", "flow", None), Some("workers_stale"));
+        assert_eq!(
+            unserved(&fleet[2..], "q", "flow", None),
+            Some("workers_stale")
+        );
     }
 }

@@ -11,8 +11,8 @@ use crate::domain::ids::{Namespace, TaskQueue};
 use crate::domain::list::QueueRow;
 use crate::domain::routing::{Poller, Profile, TaskKind};
 use crate::matching::QueueKey;
-use crate::store::claim::{self, Claimed};
 use crate::store::admission;
+use crate::store::claim::{self, Claimed};
 
 /// Queues that are remembered as having been at a limit.
 const KEPT: usize = 10_000;
@@ -163,7 +163,9 @@ impl Engine {
             _ => row.workflow.leased,
         };
         let totals = kinds.map(|kind| -> (u64, u64) {
-            let handed_out = dispatched.iter().filter(|((of, _), _)| *of == kind.number());
+            let handed_out = dispatched
+                .iter()
+                .filter(|((of, _), _)| *of == kind.number());
             (
                 rows.iter().map(|row| leased(row, kind)).sum(),
                 handed_out.map(|(_, count)| count).sum(),

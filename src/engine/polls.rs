@@ -276,9 +276,13 @@ impl Engine {
             namespace: request.namespace.clone(),
             worker: request.worker_id.clone(),
         };
-        let parked = core
-            .registry
-            .park(keys.clone(), worker, admitted.epoch, profile.clone(), poller);
+        let parked = core.registry.park(
+            keys.clone(),
+            worker,
+            admitted.epoch,
+            profile.clone(),
+            poller,
+        );
         let Some(mut waiting) = parked else {
             return Ok(Polled::Shutdown);
         };

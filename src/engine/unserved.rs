@@ -44,7 +44,10 @@ impl Unserved {
             return Some(Nothing::NoCompatibleWorker);
         }
         let pinned_away = |group: &Waiting| {
-            profile.types.iter().any(|known| **known == *group.task_type)
+            profile
+                .types
+                .iter()
+                .any(|known| **known == *group.task_type)
                 && group.build_id.is_some()
                 && group.build_id != profile.build_id
         };

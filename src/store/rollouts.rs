@@ -65,7 +65,8 @@ pub async fn lock(
     Ok(())
 }
 
-const READ: &str = "select build_id, drain_intent, drained_at, promoted_at, rolled_back_at, new_start_selected,
+const READ: &str =
+    "select build_id, drain_intent, drained_at, promoted_at, rolled_back_at, new_start_selected,
          first_seen_at
      from build_id_rollouts where namespace = $1 and queue = $2 order by build_id";
 

@@ -15,7 +15,17 @@ fn kind(number: i16) -> sqlx::Result<TaskKind> {
         .ok_or_else(|| sqlx::Error::Decode(format!("not a kind of task: {number}").into()))
 }
 
-type WaitingRow = (String, String, i16, String, Option<String>, i64, i64, i64, i64);
+type WaitingRow = (
+    String,
+    String,
+    i16,
+    String,
+    Option<String>,
+    i64,
+    i64,
+    i64,
+    i64,
+);
 
 fn waiting(rows: Vec<WaitingRow>) -> sqlx::Result<Vec<Waiting>> {
     rows.into_iter()

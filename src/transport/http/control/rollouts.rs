@@ -149,7 +149,10 @@ async fn decide(
     problems.text("task_queue", &queue, MAX_NAME);
     let build: Build = match &call.body.build_id {
         None => {
-            problems.add("build_id", "must be there; null stands for workers without a build");
+            problems.add(
+                "build_id",
+                "must be there; null stands for workers without a build",
+            );
             None
         }
         Some(build) => build
@@ -210,12 +213,7 @@ fn blockage(blockage: &Blockage) -> (Reason, &'static str, Value) {
     }
 }
 
-fn refused(
-    namespace: &Namespace,
-    queue: &TaskQueue,
-    build: &Build,
-    error: RolloutError,
-) -> Answer {
+fn refused(namespace: &Namespace, queue: &TaskQueue, build: &Build, error: RolloutError) -> Answer {
     let blockages = match error {
         RolloutError::Fault(fault) => return fault.into(),
         RolloutError::Blocked(blockages) => blockages,
@@ -244,7 +242,10 @@ fn refused(
 
 /// What the name of a deployment stands for: `namespace/queue@build`. The build has no `@`, the queue
 /// may have some.
-fn read_name(call: &Call<OperatorOrAdmin, Nothing>, name: &str) -> Result<(TaskQueue, Build), Answer> {
+fn read_name(
+    call: &Call<OperatorOrAdmin, Nothing>,
+    name: &str,
+) -> Result<(TaskQueue, Build), Answer> {
     let missing = || no_such_deployment(name);
     let (namespace, rest) = name.split_once('/').ok_or_else(missing)?;
     let (queue, build) = rest.rsplit_once('@').ok_or_else(missing)?;
@@ -306,10 +307,7 @@ pub async fn list_deployments(call: Call<OperatorOrAdmin, Nothing>) -> Control {
     })
 }
 
-async fn find(
-    call: &Call<OperatorOrAdmin, Nothing>,
-    name: &str,
-) -> Result<BuildView, Answer> {
+async fn find(call: &Call<OperatorOrAdmin, Nothing>, name: &str) -> Result<BuildView, Answer> {
     let (queue, build) = read_name(call, name)?;
     let views = call.api.engine.builds(&call.namespace, &queue).await?;
     views
@@ -374,10 +372,7 @@ pub async fn promote_deployment(
     responses((status = 200, description = "It drains."), (status = 400, description = "Of another namespace."),
         (status = 404, description = "There is no such deployment.")))]
 #[post("/deployments/{deployment}/drain")]
-pub async fn drain_deployment(
-    call: Call<OperatorOrAdmin, Nothing>,
-    path: Path<String>,
-) -> Control {
+pub async fn drain_deployment(call: Call<OperatorOrAdmin, Nothing>, path: Path<String>) -> Control {
     Control(deploy(call, path.into_inner(), RolloutStep::Drain).await)
 }
 
