@@ -2,8 +2,10 @@
 //!
 //! A flag wins over the environment, the environment over the file, the file over the default.
 
+mod admission;
 mod secret;
 
+pub use admission::{Admission, TaskLimits};
 pub use secret::Secret;
 
 use std::collections::BTreeMap;
@@ -102,30 +104,6 @@ pub struct Workers {
     pub heartbeat_interval_seconds: u64,
     /// Seconds of silence after which a worker counts as gone.
     pub stale_after_seconds: u64,
-}
-
-/// How many tasks may be held and handed out.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Admission {
-    /// Workflow tasks.
-    pub workflow_tasks: TaskLimits,
-    /// Activity tasks.
-    pub activity_tasks: TaskLimits,
-}
-
-/// Limits for one kind of task; 0 for none.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct TaskLimits {
-    /// Tasks of one queue that workers hold at once.
-    pub max_active_leases_per_queue: u64,
-    /// Tasks of one namespace that workers hold at once.
-    pub max_active_leases_per_namespace: u64,
-    /// Tasks of one queue that are handed out in a minute.
-    pub max_dispatches_per_minute: u64,
-    /// Tasks of one namespace that are handed out in a minute.
-    pub max_dispatches_per_minute_per_namespace: u64,
 }
 
 /// Checks for tests and doubts.
@@ -265,38 +243,6 @@ const ALIASES: &[(&str, &str)] = &[
     ("DW_QUERY_TASK_TIMEOUT", "queries.timeout_seconds"),
     ("DW_WORKFLOW_TASK_TIMEOUT", "leases.workflow_task_seconds"),
     ("DW_ACTIVITY_TASK_TIMEOUT", "leases.activity_seconds"),
-    (
-        "DW_WORKFLOW_TASK_MAX_ACTIVE_LEASES_PER_QUEUE",
-        "admission.workflow_tasks.max_active_leases_per_queue",
-    ),
-    (
-        "DW_WORKFLOW_TASK_MAX_ACTIVE_LEASES_PER_NAMESPACE",
-        "admission.workflow_tasks.max_active_leases_per_namespace",
-    ),
-    (
-        "DW_WORKFLOW_TASK_MAX_DISPATCHES_PER_MINUTE",
-        "admission.workflow_tasks.max_dispatches_per_minute",
-    ),
-    (
-        "DW_WORKFLOW_TASK_MAX_DISPATCHES_PER_MINUTE_PER_NAMESPACE",
-        "admission.workflow_tasks.max_dispatches_per_minute_per_namespace",
-    ),
-    (
-        "DW_ACTIVITY_TASK_MAX_ACTIVE_LEASES_PER_QUEUE",
-        "admission.activity_tasks.max_active_leases_per_queue",
-    ),
-    (
-        "DW_ACTIVITY_TASK_MAX_ACTIVE_LEASES_PER_NAMESPACE",
-        "admission.activity_tasks.max_active_leases_per_namespace",
-    ),
-    (
-        "DW_ACTIVITY_TASK_MAX_DISPATCHES_PER_MINUTE",
-        "admission.activity_tasks.max_dispatches_per_minute",
-    ),
-    (
-        "DW_ACTIVITY_TASK_MAX_DISPATCHES_PER_MINUTE_PER_NAMESPACE",
-        "admission.activity_tasks.max_dispatches_per_minute_per_namespace",
-    ),
     ("RUST_LOG", "log.filter"),
 ];
 
@@ -381,7 +327,7 @@ fn load_from(environment: &BTreeMap<String, String>, flags: &Flags) -> Result<Lo
             figment = figment.merge(from(name, &key, value));
         }
     }
-    for (name, key) in ALIASES {
+    for (name, key) in ALIASES.iter().chain(admission::ALIASES) {
         if let Some(value) = environment.get(*name) {
             figment = figment.merge(from(name, key, value));
         }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use super::polls::Nothing;
+use super::unserved::Nothing;
 use super::{Core, Engine, Fault};
 use crate::domain::admission::{Limits, Used};
 use crate::domain::ids::{Namespace, TaskQueue};

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::leases::PollName;
-use super::{Core, Fault, admission, sessions};
+use super::{Core, Fault, admission, session_claims};
 use crate::domain::routing::{Poller, Profile, TaskKind};
 use crate::matching::{Grant, GrantedLease, QueueKey, Reserved, WorkerKey};
 use crate::store::asks;
@@ -76,7 +76,7 @@ pub(super) async fn claim(
             .filter(|(place, _)| claimed.iter().all(|task| task.poller != *place))
             .take(room.unwrap_or(usize::MAX))
             .collect();
-        let entered = sessions::claim(core, key, profile, &left).await;
+        let entered = session_claims::claim(core, key, profile, &left).await;
         match entered {
             Ok((tasks, waiting)) => {
                 let entered = tasks.len();

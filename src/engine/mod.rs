@@ -22,6 +22,7 @@ mod replays;
 mod reports;
 mod rollouts;
 mod runs;
+mod session_claims;
 mod sessions;
 mod starts;
 mod streams;
@@ -41,9 +42,7 @@ pub use error::{ApplyError, Fault};
 pub use executions::{Accepted, CommandError, CommandTarget, StartError, Started};
 pub use hints::Hint;
 pub use inputs::{InputCommand, UpdateOutcome};
-pub use polls::{
-    ActivityTaskView, Nothing, Page, PollRefused, PollRequest, Polled, WorkflowTaskView,
-};
+pub use polls::{ActivityTaskView, Page, PollRefused, PollRequest, Polled, WorkflowTaskView};
 pub use reads::{Export, NotFound, ReadError, RunView};
 pub use reports::{Heartbeat, Holder, RenewedLease, ReportRefused, Reported, SessionBeat};
 pub use rollouts::{BuildView, RolloutError, RolloutStep};
@@ -51,7 +50,7 @@ pub use runs::Applied;
 pub use sessions::{SessionError, SessionView};
 pub use streams::{MessageError, MessageTaken};
 pub use sweeps::Swept;
-pub use unserved::QueueDetail;
+pub use unserved::{Nothing, QueueDetail};
 pub use workers::{DeregisterError, RegisterError};
 
 use std::future::Future;

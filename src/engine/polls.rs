@@ -6,6 +6,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::error::Fault;
+use super::unserved::Nothing;
 use super::{Engine, cache, claims};
 use crate::domain::features;
 use crate::domain::ids::{AttemptId, Namespace, Part, TaskQueue, WorkerId, part_id};
@@ -40,17 +41,6 @@ pub struct PollRequest {
     pub knows: i64,
     /// Whether a worker of its protocol version must have announced that it can own sessions.
     pub announces_sessions: bool,
-}
-
-/// Why a poll found nothing that it may have although something is there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Nothing {
-    /// A limit of the queue or its namespace is reached.
-    Throttled,
-    /// What is ready is pinned to another build, which live workers run.
-    CompatibilityBlocked,
-    /// No live worker can take what is ready.
-    NoCompatibleWorker,
 }
 
 /// What a poll was admitted with.

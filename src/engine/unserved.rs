@@ -4,7 +4,6 @@
 use std::collections::HashMap;
 use std::sync::{PoisonError, RwLock};
 
-use super::polls::Nothing;
 use super::{Engine, Fault};
 use crate::domain::ids::{Namespace, TaskQueue};
 use crate::domain::list::{Held, Lone, Waiting};
@@ -23,6 +22,17 @@ const SHAPES: i64 = 10_000;
 const GROUPS_SHOWN: i64 = 1_000;
 /// Tasks that nobody takes, and held ones, that an operator is shown.
 const TASKS_SHOWN: i64 = 50;
+
+/// Why a poll found nothing that it may have although something is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Nothing {
+    /// A limit of the queue or its namespace is reached.
+    Throttled,
+    /// What is ready is pinned to another build, which live workers run.
+    CompatibilityBlocked,
+    /// No live worker can take what is ready.
+    NoCompatibleWorker,
+}
 
 /// A group of ready tasks, and whether a live worker may take them.
 type Seen = (Waiting, bool);

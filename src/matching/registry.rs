@@ -7,8 +7,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
 use super::grant::Grant;
-
-use crate::domain::ids::{Namespace, TaskQueue, WorkerId};
+use super::keys::{Ended, QueueKey, WorkerKey};
 use crate::domain::routing::{Poller, Profile, Routing, TaskKind};
 
 /// Shortest and longest pause between two looks at a queue that has parked polls and no hint.
@@ -17,49 +16,6 @@ const RECHECK: std::ops::Range<u64> = 1_500..2_500;
 const PROFILES_KEPT: usize = 64;
 /// Queues that are remembered while nobody waits on them.
 const IDLE_QUEUES_KEPT: usize = 10_000;
-
-/// A queue of one kind of task.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct QueueKey {
-    /// Workflow or activity.
-    pub kind: TaskKind,
-    /// Namespace.
-    pub namespace: Namespace,
-    /// Queue.
-    pub queue: TaskQueue,
-}
-
-impl From<&Routing> for QueueKey {
-    fn from(routing: &Routing) -> Self {
-        Self {
-            kind: routing.kind,
-            namespace: routing.namespace.clone(),
-            queue: routing.queue.clone(),
-        }
-    }
-}
-
-/// A worker of a namespace.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct WorkerKey {
-    /// Namespace.
-    pub namespace: Namespace,
-    /// The worker.
-    pub worker: WorkerId,
-}
-
-/// Why a parked poll ends without a task.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
-    /// The worker drains.
-    Draining,
-    /// The registration that the poll relied on is gone or replaced.
-    Superseded,
-    /// The worker has asked again under the same name and no longer listens here.
-    Repeated,
-    /// The server stops.
-    Shutdown,
-}
 
 /// What a parked poll hears.
 type Word = Result<Grant, Ended>;

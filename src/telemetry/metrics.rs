@@ -91,6 +91,10 @@ fn describe() {
         "dw_tasks_given_up_total",
         "Tasks that were handed out too often without a report."
     );
+    describe_counter!(
+        "dw_sticky_cache_total",
+        "What workers said of their caches of runs, by outcome."
+    );
     describe_counter!("dw_timers_fired_total", "Timer rows that came due.");
     describe_counter!(
         "dw_run_loads_total",

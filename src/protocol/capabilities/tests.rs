@@ -140,7 +140,12 @@ fn this_build_announces_the_whole_language_and_nothing_around_it() {
     );
     assert_eq!(
         all["worker_deregistration_fencing"],
-        json!({"supported": false})
+        json!({
+            "supported": true,
+            "schema": "durable-workflow.v2.worker-deregistration.v1",
+            "endpoint": "/worker/registrations/{workerId}/deregister",
+            "receipt_retention_seconds": 600,
+        })
     );
     assert_eq!(all["observability_context"], json!({"supported": false}));
     for absent in ["worker_session_verbs", "task_queue_priority_fairness"] {
