@@ -274,3 +274,53 @@ async fn polls_for_queries_have_room_of_their_own() {
     }
     server.stop().await;
 }
+
+/// Rule: a statement that gave way to locks wrote nothing; a poll or a registration is told so, in the
+/// form that SDKs wait on and repeat.
+#[tokio::test(flavor = "multi_thread")]
+async fn lock_pressure_is_told_apart_from_an_outage() {
+    let server = TestServer::start().await;
+    let client = &server.client;
+    client.register("w", "q", &["flow"], &["act"]).await;
+    let mut locks = server.db.connect().await;
+    sqlx::raw_sql("begin; lock table tasks in access exclusive mode; lock table workers in access exclusive mode")
+        .execute(&mut locks)
+        .await
+        .unwrap();
+    let poll =
+        json!({"worker_id": "w", "task_queue": "q", "timeout_seconds": 0, "poll_request_id": "p1"});
+    let answer = client
+        .post("/worker/workflow-tasks/poll", poll.clone())
+        .await;
+    assert_eq!(answer.header("Retry-After"), "1");
+    let body = answer.refused(503, "backend_lock_pressure");
+    assert!(body["task"].is_null());
+    assert_eq!(body["poll_status"], "backend_lock_pressure");
+    assert_eq!(body["task_kind"], "workflow_task");
+    assert_eq!(body["task_queue"], "q");
+    assert_eq!(body["namespace"], "default");
+    assert_eq!(body["poll_request_id"], "p1");
+    assert_eq!(body["retry_same_poll_request_id"], true);
+    assert_eq!(body["backend"]["lock_pressure"], true);
+    assert_eq!(body["retryable"], true);
+    let register = json!({"worker_id": "v", "task_queue": "q", "workflow_types": ["flow"]});
+    let body = client
+        .post("/worker/register", register)
+        .await
+        .refused(503, "backend_lock_pressure");
+    assert_eq!(body["operation"], "register_worker");
+    assert_eq!(body["worker_id"], "v");
+    assert_eq!(body["task_queue"], "q");
+    assert_eq!(body["registered"], false);
+    assert_eq!(body["retryable"], true);
+    assert_eq!(body["backend"]["lock_pressure"], true);
+    drop(locks);
+    eventually("the poll is answered again", 10, async || {
+        let answer = client
+            .post("/worker/workflow-tasks/poll", poll.clone())
+            .await;
+        (answer.status == 200).then_some(())
+    })
+    .await;
+    server.stop().await;
+}
