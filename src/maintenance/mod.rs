@@ -21,7 +21,7 @@ const RELAY_PAUSE: Duration = Duration::from_millis(2_000);
 /// Pause between two looks for asks that nobody waits for.
 const ASK_PAUSE: Duration = Duration::from_secs(10);
 /// Pause between two looks for ready tasks that nobody may take.
-const UNSERVED_PAUSE: Duration = Duration::from_secs(2);
+const UNSERVED_PAUSE: Duration = Duration::from_secs(5);
 /// How often queues are looked through for those whose slow re-check is due.
 const RECHECK_TICK: Duration = Duration::from_millis(250);
 /// Hints that are gathered into one notification.

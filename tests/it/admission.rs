@@ -111,8 +111,14 @@ async fn held_tasks_of_a_queue_are_limited() {
     })
     .await;
     let client = &server.client;
-    let task = client.poll("workflow", "q", "q", 5).await;
+    let named =
+        json!({"worker_id": "q", "task_queue": "q", "timeout_seconds": 5, "poll_request_id": "p1"});
+    let path = "/worker/workflow-tasks/poll";
+    let task = client.post(path, named.clone()).await.expect(200)["task"].take();
     assert!(task.is_object());
+    // A repeated poll finds its lease before any limit is looked at.
+    let again = client.post(path, named).await.expect(200)["task"].take();
+    assert_eq!(again["task_id"], task["task_id"]);
     for (seconds, status) in [(0, "empty"), (1, "timeout")] {
         let body = client
             .poll_whole("workflow", "q", "q", seconds)

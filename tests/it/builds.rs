@@ -352,7 +352,7 @@ async fn a_pinned_run_waits_for_its_build() {
     // What a poll is told comes from a slow look.
     eventually(
         "a poll of another build hears why it got nothing",
-        10,
+        20,
         async || {
             let body = client
                 .poll_whole("activity", "w2", "q", 0)
@@ -366,7 +366,7 @@ async fn a_pinned_run_waits_for_its_build() {
     step(client, "resume", Some("b1")).await.expect(200);
     eventually(
         "the reason is that workers of the build take it",
-        10,
+        20,
         async || {
             let body = client
                 .poll_whole("activity", "w2", "q", 0)
@@ -677,5 +677,50 @@ async fn deployments_are_names_of_builds() {
         .get(&path("other/q@b1"))
         .await
         .refused(400, "namespace_mismatch");
+    server.stop().await;
+}
+
+/// Rule: no registration slips by a drain, and no poll, on whichever node they are: after the drain has
+/// been answered every worker of the build drains, and every poll of it ends.
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_slips_by_a_drain() {
+    let server = TestServer::start().await;
+    let (other, elsewhere) = server.other_node().await;
+    let nodes = [server.client.clone(), elsewhere];
+    for round in 0..6 {
+        let build = format!("b{round}");
+        let known = format!("known{round}");
+        register(&nodes[0], &known, Some(&build), json!({})).await;
+        let mut registrations = tokio::task::JoinSet::new();
+        let mut polls = tokio::task::JoinSet::new();
+        for n in 0..8 {
+            let client = nodes[n % 2].clone();
+            let (worker, build) = (format!("w{round}-{n}"), build.clone());
+            registrations.spawn(async move {
+                register(&client, &worker, Some(&build), json!({})).await;
+            });
+            let (client, known) = (nodes[n % 2].clone(), known.clone());
+            polls.spawn(async move { client.poll_whole("workflow", &known, "q", 30).await });
+        }
+        step(&nodes[round % 2], "drain", Some(&build))
+            .await
+            .expect(200);
+        registrations.join_all().await;
+        for answer in polls.join_all().await {
+            let body = answer.expect(200);
+            assert_eq!(body["poll_status"], "draining", "{body:#}");
+        }
+        let workers = nodes[0].get("/workers").await.expect(200);
+        for worker in workers["workers"].as_array().unwrap() {
+            if worker["build_id"] == build.as_str() {
+                assert_eq!(worker["status"], "draining", "{worker:#}");
+            }
+        }
+        assert_eq!(
+            row(&nodes[0], Some(&build)).await["draining_worker_count"],
+            9
+        );
+    }
+    other.stop().await;
     server.stop().await;
 }
