@@ -70,16 +70,18 @@ impl From<sqlx::Error> for RolloutError {
 }
 
 type QueueName = (Namespace, TaskQueue);
+/// What was read of each queue, and when.
+type Read = HashMap<QueueName, (Arc<[Rollout]>, Instant)>;
 
 /// Decisions that this node has read lately, by queue.
 #[derive(Debug, Default)]
 pub(super) struct Rollouts {
-    queues: Mutex<HashMap<QueueName, (Arc<[Rollout]>, Instant)>>,
+    queues: Mutex<Read>,
     changes: AtomicU64,
 }
 
 impl Rollouts {
-    fn map(&self) -> MutexGuard<'_, HashMap<QueueName, (Arc<[Rollout]>, Instant)>> {
+    fn map(&self) -> MutexGuard<'_, Read> {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

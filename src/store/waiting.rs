@@ -138,6 +138,8 @@ pub async fn of_group(pool: &PgPool, group: &Waiting, limit: i64) -> sqlx::Resul
         .collect()
 }
 
+type HeldRow = (String, i32, i16, String, String, String, Time, i32);
+
 /// Tasks of a queue that workers hold, those that run out first in front.
 ///
 /// # Errors
@@ -148,7 +150,7 @@ pub async fn held(
     queue: &TaskQueue,
     limit: i64,
 ) -> sqlx::Result<Vec<Held>> {
-    let rows: Vec<(String, i32, i16, String, String, String, Time, i32)> = sqlx::query_as(
+    let rows: Vec<HeldRow> = sqlx::query_as(
         "select t.run_id, t.task_no, t.kind, t.task_type, r.workflow_id, t.lease_owner, t.lease_expires_at, t.attempt
          from tasks t join workflow_runs r on r.run_id = t.run_id
          where t.state = 1 and t.namespace = $1 and t.queue = $2 and t.lease_owner is not null
