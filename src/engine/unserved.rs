@@ -14,8 +14,8 @@ use crate::store::{waiting, workers};
 
 /// Queues that one look covers.
 const QUEUES: i64 = 1_000;
-/// Ready tasks of each queue that one look covers.
-const DEPTH: i64 = 50;
+/// Tasks of each queue that one look covers, ready or not.
+const DEPTH: i64 = 100;
 /// Shapes of workers that one look covers.
 const SHAPES: i64 = 10_000;
 /// Groups of ready tasks of one queue that an operator is shown.

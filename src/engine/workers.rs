@@ -418,6 +418,37 @@ impl Engine {
         Ok(())
     }
 
+    /// Hints were lost: ends the parked polls whose registrations are gone, replaced or draining.
+    ///
+    /// # Errors
+    /// [`Fault`].
+    pub async fn look_after_polls(&self) -> Result<(), Fault> {
+        let core = &self.core;
+        let parked = core.registry.workers();
+        let keys: Vec<(&str, &str)> = parked
+            .iter()
+            .map(|key| (key.namespace.as_str(), key.worker.as_str()))
+            .collect();
+        let mut found: HashMap<WorkerKey, (u64, WorkerStatus)> = HashMap::new();
+        for (namespace, worker, epoch, status) in
+            workers::standings(&core.store.reads, &keys).await?
+        {
+            found.insert(WorkerKey { namespace, worker }, (epoch, status));
+        }
+        for key in &parked {
+            match found.get(key) {
+                None => core.registry.end_worker(key, u64::MAX, Ended::Superseded),
+                Some((_, WorkerStatus::Draining)) => {
+                    core.registry.end_worker(key, u64::MAX, Ended::Draining);
+                }
+                Some((epoch, WorkerStatus::Active)) => {
+                    core.registry.end_worker(key, *epoch, Ended::Superseded);
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// The workers of a namespace, or of one of its queues.
     ///
     /// # Errors

@@ -147,16 +147,24 @@ async fn hints(engine: Engine) {
 async fn ear(engine: Engine) {
     loop {
         if let Ok(mut ear) = engine.ear().await {
-            engine.heed(&Heard::Gap);
+            mind_the_gap(&engine).await;
             hear(&engine, &mut ear).await;
         }
         tokio::time::sleep(FAULT_PAUSE).await;
     }
 }
 
+/// Acts as if everything that a hint may say had been said.
+async fn mind_the_gap(engine: &Engine) {
+    engine.heed(&Heard::Gap);
+    // If this fails the polls end when their time is up.
+    let _ = engine.look_after_polls().await;
+}
+
 async fn hear(engine: &Engine, ear: &mut Ear) {
     loop {
         match ear.hear().await {
+            Ok(Heard::Gap) => mind_the_gap(engine).await,
             Ok(heard) => engine.heed(&heard),
             Err(error) => {
                 tracing::warn!(error = %error, "hints: connection lost");

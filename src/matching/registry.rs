@@ -358,6 +358,11 @@ impl Registry {
         self.inner().workers.get(worker).map_or(0, BTreeMap::len)
     }
 
+    /// Workers whose polls wait now.
+    pub fn workers(&self) -> Vec<WorkerKey> {
+        self.inner().workers.keys().cloned().collect()
+    }
+
     /// Parks a poll on all of its queues. `None` when the server stops.
     pub fn park(
         self: &Arc<Self>,

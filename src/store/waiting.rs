@@ -72,9 +72,9 @@ pub async fn on_queue(
     waiting(rows)
 }
 
-/// The ready tasks at the head of every queue: the first `depth` of each queue and kind, those that
-/// the same workers may take together. Walks the index from queue to queue, so that a long backlog
-/// costs no more than a short one.
+/// The ready tasks at the head of every queue: those among the first `depth` of each queue and kind,
+/// in groups that the same workers may take. Walks the index from queue to queue, so that a long
+/// backlog, ready or not, costs no more than a short one.
 ///
 /// # Errors
 /// The database cannot be reached.
@@ -92,9 +92,9 @@ pub async fn heads(pool: &PgPool, queues: i64, depth: i64) -> sqlx::Result<Vec<W
              greatest(coalesce(extract(epoch from clock_timestamp() - min(h.visible_at)), 0), 0)::bigint
          from (select * from q limit $1) q cross join lateral (
              select t.* from tasks t where t.state = 0 and t.session_id is null and t.namespace = q.namespace
-                 and t.queue = q.queue and t.kind = q.kind and t.visible_at <= clock_timestamp()
+                 and t.queue = q.queue and t.kind = q.kind
              order by t.priority, t.visible_at, t.run_id, t.task_no limit $2) h
-         group by 1, 2, 3, 4, 5, 6",
+         where h.visible_at <= clock_timestamp() group by 1, 2, 3, 4, 5, 6",
     )
     .bind(queues)
     .bind(depth)

@@ -52,10 +52,7 @@ impl TryFrom<Row> for Registration {
             namespace: row.namespace.into(),
             worker_id: row.worker_id.into(),
             epoch: unsigned(row.epoch),
-            status: match row.status.as_str() {
-                "draining" => WorkerStatus::Draining,
-                _ => WorkerStatus::Active,
-            },
+            status: status_of(&row.status),
             description: Description {
                 queues: row.task_queues.into_iter().map(TaskQueue::from).collect(),
                 runtime: row.runtime,
@@ -203,6 +200,44 @@ pub async fn list<'e>(
     .fetch_all(from)
     .await?;
     rows.into_iter().map(Registration::try_from).collect()
+}
+
+/// Epoch and status of those of these workers that are registered.
+///
+/// # Errors
+/// The database cannot be reached.
+pub async fn standings(
+    pool: &PgPool,
+    keys: &[(&str, &str)],
+) -> sqlx::Result<Vec<(Namespace, WorkerId, u64, WorkerStatus)>> {
+    let (namespaces, ids): (Vec<&str>, Vec<&str>) = keys.iter().copied().unzip();
+    let rows: Vec<(String, String, i64, String)> = sqlx::query_as(
+        "select w.namespace, w.worker_id, w.epoch, w.status
+         from unnest($1::text[], $2::text[]) k(namespace, worker_id)
+         join workers w on w.namespace = k.namespace and w.worker_id = k.worker_id",
+    )
+    .bind(namespaces)
+    .bind(ids)
+    .fetch_all(pool)
+    .await?;
+    Ok(rows
+        .into_iter()
+        .map(|(namespace, id, epoch, status)| {
+            (
+                namespace.into(),
+                id.into(),
+                unsigned(epoch),
+                status_of(&status),
+            )
+        })
+        .collect())
+}
+
+fn status_of(word: &str) -> WorkerStatus {
+    match word {
+        "draining" => WorkerStatus::Draining,
+        _ => WorkerStatus::Active,
+    }
 }
 
 type ShapeRow = (

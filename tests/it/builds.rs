@@ -724,3 +724,47 @@ async fn nothing_slips_by_a_drain() {
     other.stop().await;
     server.stop().await;
 }
+
+/// Rule: a node that lost its connection to the others looks after its polls when it is back: those of
+/// workers that drain, are gone or were replaced meanwhile end.
+#[tokio::test(flavor = "multi_thread")]
+async fn lost_hints_are_made_up_for() {
+    let server = TestServer::start().await;
+    let client = &server.client;
+    let mut polls = Vec::new();
+    for worker in ["drained", "gone", "replaced", "stays"] {
+        register(client, worker, Some("b1"), json!({})).await;
+        let client = client.clone();
+        polls.push(tokio::spawn(async move {
+            client.poll_whole("workflow", worker, "q", 50).await
+        }));
+    }
+    eventually("the polls wait", 5, async || {
+        (server.node.engine().parked_polls() == 4).then_some(())
+    })
+    .await;
+    server
+        .db
+        .execute(
+            "update workers set status = 'draining' where worker_id = 'drained';
+             delete from workers where worker_id = 'gone';
+             update workers set epoch = epoch + 1 where worker_id = 'replaced';
+             select pg_terminate_backend(pid) from pg_stat_activity
+             where application_name = 'leasehold hints' and datname = current_database()",
+        )
+        .await;
+    let stays = polls.pop().unwrap();
+    for (poll, status) in polls.into_iter().zip([
+        "draining",
+        "stale_worker_registration",
+        "stale_worker_registration",
+    ]) {
+        assert_eq!(poll.await.unwrap().expect(200)["poll_status"], status);
+    }
+    client.start("wf", "flow", "q").await;
+    assert_eq!(
+        text(&stays.await.unwrap().expect(200)["task"], "workflow_id"),
+        "wf"
+    );
+    server.stop().await;
+}
