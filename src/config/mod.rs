@@ -2,8 +2,10 @@
 //!
 //! A flag wins over the environment, the environment over the file, the file over the default.
 
+mod admission;
 mod secret;
 
+pub use admission::{Admission, TaskLimits};
 pub use secret::Secret;
 
 use std::collections::BTreeMap;
@@ -37,6 +39,8 @@ pub struct Settings {
     pub workers: Workers,
     /// Leases.
     pub leases: Leases,
+    /// How many tasks may be held and handed out.
+    pub admission: Admission,
     /// Queries.
     pub queries: Queries,
     /// History pages.
@@ -83,8 +87,10 @@ pub struct Database {
 pub struct LongPoll {
     /// Seconds that a poll which names no wait is held.
     pub default_seconds: u64,
-    /// Polls that a node holds.
+    /// Polls that a node holds, those for queries apart.
     pub max_parked: usize,
+    /// Polls for queries that a node holds.
+    pub max_parked_queries: usize,
 }
 
 /// Longest wait of a poll, in seconds; fixed by the contract.
@@ -187,6 +193,7 @@ impl Default for Settings {
             long_poll: LongPoll {
                 default_seconds: 30,
                 max_parked: 20_000,
+                max_parked_queries: 20_000,
             },
             workers: Workers {
                 heartbeat_interval_seconds: 10,
@@ -196,6 +203,7 @@ impl Default for Settings {
                 workflow_task_seconds: 30,
                 activity_seconds: 300,
             },
+            admission: Admission::default(),
             queries: Queries {
                 timeout_seconds: 30,
             },
@@ -323,7 +331,7 @@ fn load_from(environment: &BTreeMap<String, String>, flags: &Flags) -> Result<Lo
             figment = figment.merge(from(name, &key, value));
         }
     }
-    for (name, key) in ALIASES {
+    for (name, key) in ALIASES.iter().chain(admission::ALIASES) {
         if let Some(value) = environment.get(*name) {
             figment = figment.merge(from(name, key, value));
         }

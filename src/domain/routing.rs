@@ -117,9 +117,18 @@ impl Profile {
     /// Whether a worker of this profile, which polls the task's queue, may be given the task. The
     /// claim statement says the same in SQL, and a test holds the two against each other.
     pub fn may_take(&self, routing: &Routing) -> bool {
-        self.types.iter().any(|known| **known == *routing.task_type)
-            && (routing.build_id.is_none() || routing.build_id == self.build_id)
-            && routing.needs & !self.knows == 0
+        self.fits(
+            &routing.task_type,
+            routing.build_id.as_deref(),
+            routing.needs,
+        )
+    }
+
+    /// The same for what routing looks at, one by one.
+    pub fn fits(&self, task_type: &str, build_id: Option<&str>, needs: i64) -> bool {
+        self.types.iter().any(|known| known == task_type)
+            && (build_id.is_none() || build_id == self.build_id.as_deref())
+            && needs & !self.knows == 0
     }
 }
 

@@ -222,6 +222,11 @@ fn ready(core: &Core, kind: TaskKind, namespace: Namespace, queue: TaskQueue) {
 }
 
 impl Engine {
+    /// Queries that may wait on one queue.
+    pub fn max_pending_queries(&self) -> u64 {
+        QUEUE_BOUND
+    }
+
     /// Asks the workers of a run and waits for the answer.
     ///
     /// # Errors

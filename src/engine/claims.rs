@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use super::leases::PollName;
-use super::{Core, Fault, entries};
+use super::{Core, Fault, admission, session_claims};
 use crate::domain::routing::{Poller, Profile, TaskKind};
 use crate::matching::{Grant, GrantedLease, QueueKey, Reserved, WorkerKey};
 use crate::store::asks;
-use crate::store::claim::{self, Claimed};
+use crate::store::claim::Claimed;
 
 /// Polls that one claim serves.
 const CLAIM_BATCH: usize = 128;
@@ -67,20 +67,24 @@ pub(super) async fn claim(
         let claimed = asks::claim(pool, kind, &key.namespace, &key.queue, profile, pollers);
         return Ok(claimed.await?);
     }
-    let mut claimed =
-        claim::claim(pool, kind, &key.namespace, &key.queue, profile, pollers).await?;
+    let (mut claimed, room) = admission::claim(core, key, profile, pollers).await?;
     if kind == TaskKind::Activity && claimed.len() < pollers.len() {
         let left: Vec<(usize, Poller)> = pollers
             .iter()
             .cloned()
             .enumerate()
             .filter(|(place, _)| claimed.iter().all(|task| task.poller != *place))
+            .take(room.unwrap_or(usize::MAX))
             .collect();
-        let entered = entries::claim(core, key, profile, &left).await;
+        let entered = session_claims::claim(core, key, profile, &left).await;
         match entered {
             Ok((tasks, waiting)) => {
+                let entered = tasks.len();
                 claimed.extend(tasks);
                 core.registry.picky(key, waiting);
+                if let Err(fault) = admission::count(core, key, entered).await {
+                    tracing::warn!(error = %fault, "tasks of sessions could not be counted");
+                }
             }
             // What was claimed before is held and must be handed over.
             Err(fault) if claimed.is_empty() => return Err(fault),

@@ -6,6 +6,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::error::Fault;
+use super::unserved::Nothing;
 use super::{Engine, cache, claims};
 use crate::domain::features;
 use crate::domain::ids::{AttemptId, Namespace, Part, TaskQueue, WorkerId, part_id};
@@ -46,15 +47,23 @@ pub struct PollRequest {
     pub announces_sessions: bool,
 }
 
+/// What a poll was admitted with.
+struct Admitted {
+    /// Of the worker's registration.
+    epoch: u64,
+    /// Changes to registrations that were known then.
+    changes: u64,
+}
+
 /// How a poll ended.
 #[derive(Debug)]
 pub enum Polled {
     /// With a task. It is given back unless the grant is marked as delivered.
     Task(Box<Grant>),
     /// Without one: nothing was there at once.
-    Empty,
+    Empty(Option<Nothing>),
     /// Without one: the time is up.
-    TimedOut,
+    TimedOut(Option<Nothing>),
     /// Without one: the server stops.
     Shutdown,
 }
@@ -86,8 +95,11 @@ pub enum PollRefused {
     NoCapability,
     /// The worker did not register that it validates updates.
     NoValidation,
-    /// The node holds as many polls as it may.
-    NoCapacity,
+    /// The node holds as many polls as it may: of queries, or of other tasks.
+    NoCapacity {
+        /// Of queries.
+        queries: bool,
+    },
     /// The server could not.
     Fault(Fault),
 }
@@ -104,6 +116,7 @@ impl Engine {
     /// # Errors
     /// [`PollRefused`].
     pub async fn poll(&self, request: PollRequest) -> Result<Polled, PollRefused> {
+        let changes = self.core.known.changes();
         let worker = self
             .worker(&request.namespace, &request.worker_id)
             .await?
@@ -132,8 +145,11 @@ impl Engine {
         if request.wait.is_zero() {
             return self.look_once(&keys, profile, poller).await;
         }
-        self.wait(&request, worker.epoch, keys, profile, poller)
-            .await
+        let admitted = Admitted {
+            epoch: worker.epoch,
+            changes,
+        };
+        self.wait(&request, admitted, keys, profile, poller).await
     }
 
     /// The lease that a poll of this name was given, if it is still held: its worker has not got the
@@ -237,6 +253,7 @@ impl Engine {
     ) -> Result<Polled, PollRefused> {
         let core = Arc::clone(&self.core);
         let keys = keys.to_vec();
+        let began = std::time::Instant::now();
         // The claim may commit after the caller has gone; its task is then given back.
         self.detached(async move {
             for key in &keys {
@@ -248,7 +265,7 @@ impl Engine {
                     return Ok(Polled::Task(Box::new(grant)));
                 }
             }
-            Ok(Polled::Empty)
+            Ok(Polled::Empty(core.nothing(&keys, &profile, began)))
         })
         .await?
     }
@@ -256,28 +273,46 @@ impl Engine {
     async fn wait(
         &self,
         request: &PollRequest,
-        epoch: u64,
+        admitted: Admitted,
         keys: Vec<QueueKey>,
         profile: Profile,
         poller: Poller,
     ) -> Result<Polled, PollRefused> {
         let core = &self.core;
-        if core.registry.parked() >= core.settings.max_parked_polls {
-            return Err(PollRefused::NoCapacity);
+        let queries = keys.iter().all(|key| key.kind == TaskKind::Query);
+        let room = if queries {
+            core.settings.max_parked_queries
+        } else {
+            core.settings.max_parked_polls
+        };
+        if core.registry.parked(queries) >= room {
+            return Err(PollRefused::NoCapacity { queries });
         }
+        let began = std::time::Instant::now();
         let worker = WorkerKey {
             namespace: request.namespace.clone(),
             worker: request.worker_id.clone(),
         };
-        let parked = core
-            .registry
-            .park(keys.clone(), worker.clone(), epoch, profile, poller);
+        let parked = core.registry.park(
+            keys.clone(),
+            worker,
+            admitted.epoch,
+            profile.clone(),
+            poller,
+        );
         let Some(mut waiting) = parked else {
             return Ok(Polled::Shutdown);
         };
-        // A registration that came between the checks and the parking found no poll to end.
-        if core.known.newer(&worker, epoch) {
-            return Err(PollRefused::Stale);
+        // A change that came between the checks and the parking found no poll to end.
+        if core.known.changes() != admitted.changes {
+            match self.worker(&request.namespace, &request.worker_id).await? {
+                Some(worker) if worker.epoch != admitted.epoch => return Err(PollRefused::Stale),
+                Some(worker) if worker.status == WorkerStatus::Draining => {
+                    return Err(PollRefused::Draining(worker));
+                }
+                Some(_) => {}
+                None => return Err(PollRefused::Stale),
+            }
         }
         for key in &keys {
             claims::look(core, key);
@@ -287,19 +322,20 @@ impl Engine {
             biased;
             word = &mut waiting.word => word,
             () = tokio::time::sleep_until(deadline) => {
+                let nothing = || Ok(Polled::TimedOut(core.nothing(&keys, &profile, began)));
                 if waiting.guard.give_up() {
-                    return Ok(Polled::TimedOut);
+                    return nothing();
                 }
                 match tokio::time::timeout(ON_ITS_WAY, &mut waiting.word).await {
                     Ok(word) => word,
-                    Err(_) => return Ok(Polled::TimedOut),
+                    Err(_) => return nothing(),
                 }
             }
         };
         match word {
             Ok(Ok(grant)) => Ok(Polled::Task(Box::new(grant))),
             Ok(Err(Ended::Shutdown)) | Err(_) => Ok(Polled::Shutdown),
-            Ok(Err(Ended::Repeated)) => Ok(Polled::Empty),
+            Ok(Err(Ended::Repeated)) => Ok(Polled::Empty(None)),
             Ok(Err(Ended::Superseded)) => Err(PollRefused::Stale),
             Ok(Err(Ended::Draining)) => {
                 let worker = self.worker(&request.namespace, &request.worker_id).await?;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::entries::applicant;
+use super::session_claims::applicant;
 use super::{Engine, Fault};
 use crate::domain::ids::{Namespace, WorkerId};
 use crate::domain::session::{self, Admitted, Options, Refused, Session};

@@ -121,8 +121,9 @@ fn promise(core: &Core, decision: &mut Decision, now: Timestamp) -> Vec<Promise>
             let Some(task) = write.effects.opened_mut(no) else {
                 continue;
             };
-            if task.routing.session.is_some() {
-                // Whether a worker may own the session is for a claim to find out.
+            if task.routing.session.is_some() || core.limits(task.routing.kind).any() {
+                // Whether a worker may own the session, and whether a limit leaves room, is for a claim to
+                // find out.
                 continue;
             }
             let Some(poll) = core.registry.reserve(&task.routing) else {
@@ -218,14 +219,16 @@ fn announce(core: &Core, decision: &Decision, at: Timestamp) {
     }
 }
 
-/// An activity that ends leaves room in its session.
+/// A task that ends leaves room: an activity in its session, and any where held tasks are limited.
 fn announce_room(core: &Core, decision: &Decision, base: &Cached) {
     for (no, effect) in decision.write.effects.tasks() {
+        if *effect != TaskEffect::Close {
+            continue;
+        }
         let activity = base.state.activities.get(no);
         let in_session = activity.is_some_and(|activity| activity.session.is_some());
-        if in_session
-            && *effect == TaskEffect::Close
-            && let Some(key) = queue_of(&base.state, *no)
+        if let Some(key) = queue_of(&base.state, *no)
+            && (in_session || core.limits(key.kind).leases())
         {
             core.hints.ready(&key);
             claims::ready(core, &key);

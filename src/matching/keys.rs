@@ -1,4 +1,4 @@
-//! What parked polls are found by: queues and workers.
+//! Names of what polls wait on and who waits, and why a waiting one ends.
 
 use crate::domain::ids::{Namespace, TaskQueue, WorkerId};
 use crate::domain::routing::{Routing, TaskKind};
@@ -31,4 +31,17 @@ pub struct WorkerKey {
     pub namespace: Namespace,
     /// The worker.
     pub worker: WorkerId,
+}
+
+/// Why a parked poll ends without a task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// The worker drains.
+    Draining,
+    /// The registration that the poll relied on is gone or replaced.
+    Superseded,
+    /// The worker has asked again under the same name and no longer listens here.
+    Repeated,
+    /// The server stops.
+    Shutdown,
 }

@@ -8,7 +8,6 @@ mod registry;
 mod wakes;
 
 pub use grant::{Grant, GrantedLease, Releases};
-pub use keys::{QueueKey, WorkerKey};
-pub use parked::Ended;
+pub use keys::{Ended, QueueKey, WorkerKey};
 pub use registry::{Guard, Registry, Reserved, Waiting};
 pub use wakes::Wakes;

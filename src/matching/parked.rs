@@ -5,21 +5,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use tokio::sync::oneshot;
 
 use super::grant::Grant;
-use super::keys::{QueueKey, WorkerKey};
-use crate::domain::routing::{Poller, Profile};
-
-/// Why a parked poll ends without a task.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
-    /// The worker drains.
-    Draining,
-    /// The registration that the poll relied on is gone or replaced.
-    Superseded,
-    /// The worker has asked again under the same name and no longer listens here.
-    Repeated,
-    /// The server stops.
-    Shutdown,
-}
+use super::keys::{Ended, QueueKey, WorkerKey};
+use crate::domain::routing::{Poller, Profile, TaskKind};
 
 /// What a parked poll hears.
 pub(super) type Word = Result<Grant, Ended>;
@@ -49,6 +36,11 @@ pub(super) struct Parked {
 }
 
 impl Parked {
+    /// Where it counts: polls for queries wait apart from all others.
+    pub fn pool(&self) -> usize {
+        usize::from(self.keys.iter().all(|key| key.kind == TaskKind::Query))
+    }
+
     pub fn slot(&self) -> MutexGuard<'_, Slot> {
         self.slot.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
 use super::grant::Grant;
-use super::keys::{QueueKey, WorkerKey};
-use super::parked::{Ended, Parked, Slot, Word};
+use super::keys::{Ended, QueueKey, WorkerKey};
+use super::parked::{Parked, Slot, Word};
 use crate::domain::routing::{Poller, Profile, Routing};
 
 /// Shortest and longest pause between two looks at a queue that has parked polls and no hint.
@@ -83,7 +83,8 @@ struct Inner {
     queues: HashMap<QueueKey, Queue>,
     workers: HashMap<WorkerKey, BTreeMap<u64, Arc<Parked>>>,
     next_ticket: u64,
-    parked: usize,
+    /// Polls for other tasks than queries, and those for queries.
+    parked: [usize; 2],
     closed: bool,
 }
 
@@ -260,7 +261,7 @@ impl Inner {
         if let Some(polls) = self.workers.get_mut(&parked.worker)
             && polls.remove(&parked.ticket).is_some()
         {
-            self.parked -= 1;
+            self.parked[parked.pool()] -= 1;
             if polls.is_empty() {
                 self.workers.remove(&parked.worker);
             }
@@ -273,14 +274,19 @@ impl Registry {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Polls that wait now.
-    pub fn parked(&self) -> usize {
-        self.inner().parked
+    /// Polls that wait now: those for queries, or all others.
+    pub fn parked(&self, queries: bool) -> usize {
+        self.inner().parked[usize::from(queries)]
     }
 
     /// Polls of one worker that wait now.
     pub fn parked_by(&self, worker: &WorkerKey) -> usize {
         self.inner().workers.get(worker).map_or(0, BTreeMap::len)
+    }
+
+    /// Workers whose polls wait now.
+    pub fn workers(&self) -> Vec<WorkerKey> {
+        self.inner().workers.keys().cloned().collect()
     }
 
     /// Parks a poll on all of its queues. `None` when the server stops.
@@ -316,7 +322,7 @@ impl Registry {
             other.end(Ended::Repeated);
         }
         others.insert(parked.ticket, Arc::clone(&parked));
-        inner.parked += 1;
+        inner.parked[parked.pool()] += 1;
         if inner.queues.len() > IDLE_QUEUES_KEPT {
             inner
                 .queues

@@ -101,6 +101,10 @@ reasons! {
     WorkerRegistrationSuperseded = "worker_registration_superseded",
     /// A newer registration of the same worker id has taken over.
     WorkerRegistrationLostAuthority = "worker_registration_lost_authority",
+    /// No registration has this token.
+    WorkerRegistrationTokenNotFound = "worker_registration_token_not_found",
+    /// The token's deregistration was too long ago to repeat its answer.
+    WorkerRegistrationReceiptExpired = "worker_registration_receipt_expired",
     /// An active worker announced another fingerprint for a type.
     WorkflowDefinitionChanged = "workflow_definition_changed",
     /// An active worker left out the fingerprint of a type it had announced.
@@ -153,11 +157,11 @@ reasons! {
     NoWorkflowCapability = "no_workflow_capability",
     /// The worker registered no activity type.
     NoActivityCapability = "no_activity_capability",
-    /// A ready task is pinned to another build.
+    /// A ready task is pinned to another build, or a start names one that drains.
     CompatibilityBlocked = "compatibility_blocked",
     /// No live worker can take what is ready.
     NoCompatibleWorker = "no_compatible_worker",
-    /// A dispatch cap of the queue is reached.
+    /// A limit of the queue or its namespace is reached.
     Throttled = "throttled",
     /// The same poll id was used with another set of task kinds.
     PollRequestTaskKindsConflict = "poll_request_task_kinds_conflict",
@@ -322,6 +326,24 @@ reasons! {
     InstanceNotStarted = "instance_not_started",
     /// The queue has only draining workers for the type.
     TaskQueueDraining = "task_queue_draining",
+    /// The build cannot be promoted: nobody has heard of it on this queue.
+    UnknownDeployment = "unknown_deployment",
+    /// The build cannot be promoted: its policy does not fit the queue's.
+    IncompatiblePolicy = "incompatible_policy",
+    /// The build cannot be promoted: it drains, or all its live workers do.
+    FleetIsDraining = "fleet_is_draining",
+    /// The build cannot be promoted: it has no workers.
+    NoCompatibleWorkers = "no_compatible_workers",
+    /// The build cannot be promoted: its workers have been silent for too long.
+    MissingWorkerHeartbeat = "missing_worker_heartbeat",
+    /// The build cannot be promoted: its workers define a workflow type differently.
+    FingerprintMismatch = "fingerprint_mismatch",
+    /// The build cannot be promoted: its code could not replay the history of open runs.
+    ReplaySafetyFailed = "replay_safety_failed",
+    /// No deployment of this name.
+    DeploymentNotFound = "deployment_not_found",
+    /// The deployment's name is of another namespace than the request.
+    NamespaceMismatch = "namespace_mismatch",
     /// The run is closed.
     RunNotActive = "run_not_active",
     /// The run is still open.

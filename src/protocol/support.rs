@@ -36,6 +36,7 @@ const BUILD: &[Feature] = &[
     Feature::ActivityStatus,
     Feature::QueryTaskAuthority,
     Feature::PollRequestIdempotency,
+    Feature::FencedDeregistration,
 ];
 
 /// A set of features; by default those of this build.

@@ -1,7 +1,7 @@
 //! Claims: ready tasks of one queue given to waiting polls, as many at once as wait.
 
 use super::pool::PgPool;
-use sqlx::FromRow;
+use sqlx::{FromRow, PgExecutor};
 
 use super::{run_id, unsigned, unsigned32};
 use crate::domain::ids::{Namespace, TaskId, TaskQueue};
@@ -99,8 +99,8 @@ impl TryFrom<ClaimedRow> for Claimed {
 ///
 /// # Errors
 /// The database cannot be reached.
-pub async fn claim(
-    pool: &PgPool,
+pub async fn claim<'e>(
+    from: impl PgExecutor<'e>,
     kind: TaskKind,
     namespace: &Namespace,
     queue: &TaskQueue,
@@ -143,7 +143,7 @@ pub async fn claim(
     .bind(profile.knows)
     .bind(owners)
     .bind(polls)
-    .fetch_all(pool)
+    .fetch_all(from)
     .await?;
     rows.into_iter().map(Claimed::try_from).collect()
 }

@@ -137,6 +137,7 @@ fn number(status: &str) -> u16 {
         "NOT_FOUND" => 404,
         "METHOD_NOT_ALLOWED" => 405,
         "CONFLICT" => 409,
+        "GONE" => 410,
         "PRECONDITION_FAILED" => 412,
         "PAYLOAD_TOO_LARGE" => 413,
         "UNSUPPORTED_MEDIA_TYPE" => 415,

@@ -9,11 +9,14 @@
 )]
 
 mod activity_tasks;
+mod admission;
 mod announcements;
+mod builds;
 mod capability_rules;
 mod checks;
 mod control;
 mod delivery;
+mod deregistration;
 mod envelope;
 mod language;
 mod life;

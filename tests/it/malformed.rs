@@ -263,6 +263,7 @@ async fn wrong_bodies_for_real_objects_change_nothing() {
         "taskId" => text(&activity, "task_id").to_owned(),
         "workflowId" => "wf".to_owned(),
         "runId" => text(&activity, "run_id").to_owned(),
+        "deployment" => "default%2Fq%40none".to_owned(),
         "workerId" => "w".to_owned(),
         "taskQueue" => "q".to_owned(),
         "queryTaskId" => text(&query, "query_task_id").to_owned(),

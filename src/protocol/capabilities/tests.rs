@@ -155,7 +155,12 @@ fn this_build_announces_its_commands_and_nothing_that_it_lacks() {
     );
     assert_eq!(
         all["worker_deregistration_fencing"],
-        json!({"supported": false})
+        json!({
+            "supported": true,
+            "schema": "durable-workflow.v2.worker-deregistration.v1",
+            "endpoint": "/worker/registrations/{workerId}/deregister",
+            "receipt_retention_seconds": 600,
+        })
     );
     assert_eq!(all["observability_context"], json!({"supported": false}));
     assert!(all.get("task_queue_priority_fairness").is_none());

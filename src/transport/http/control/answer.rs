@@ -225,6 +225,14 @@ impl From<ReadError> for Answer {
     }
 }
 
+/// Two objects as one.
+pub fn joined(mut fields: Value, more: Value) -> Value {
+    if let (Some(fields), Value::Object(more)) = (fields.as_object_mut(), more) {
+        fields.extend(more);
+    }
+    fields
+}
+
 /// What a handler of the control plane returns: an answer either way.
 #[derive(Debug)]
 pub struct Control(pub Result<Answer, Answer>);

@@ -11,9 +11,11 @@ mod history;
 mod inputs;
 mod operation;
 mod queries;
+mod rollouts;
 mod sessions;
 mod start;
 mod streams;
+mod task_queues;
 
 use actix_web::http::StatusCode;
 use actix_web::web::{Data, Payload};
@@ -74,8 +76,18 @@ pub fn routes() -> scope::Scope<
         .service(fleet::delete_worker)
         .service(sessions::list_worker_sessions)
         .service(sessions::get_worker_session)
-        .service(fleet::list_task_queues)
-        .service(fleet::describe_task_queue)
+        .service(task_queues::list_task_queues)
+        .service(rollouts::list_build_ids)
+        .service(rollouts::drain_build_id)
+        .service(rollouts::resume_build_id)
+        .service(rollouts::promote_build_id)
+        .service(task_queues::describe_task_queue)
+        .service(rollouts::list_deployments)
+        .service(rollouts::promote_deployment)
+        .service(rollouts::drain_deployment)
+        .service(rollouts::resume_deployment)
+        .service(rollouts::rollback_deployment)
+        .service(rollouts::describe_deployment)
         .map(|scope| scope.default_service(web::to(no_such_route)))
 }
 

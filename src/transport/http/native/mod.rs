@@ -8,6 +8,7 @@ mod cancellations;
 mod commands;
 mod leases;
 mod polls;
+mod registrations;
 mod sessions;
 mod sticky;
 mod streams;
@@ -47,7 +48,8 @@ pub fn routes() -> scope::Scope<
     scope::scope(PREFIX)
         .service(workers::register_worker)
         .service(workers::heartbeat_worker)
-        .service(workers::deregister_worker)
+        .service(registrations::deregister_worker)
+        .service(registrations::deregister_registration)
         .service(sessions::create_worker_session)
         .service(sessions::heartbeat_worker_session)
         .service(sessions::close_worker_session)

@@ -11,7 +11,7 @@ use crate::config::MAX_POLL_SECONDS;
 use crate::domain::features;
 use crate::domain::ids::{TaskQueue, WorkerId};
 use crate::domain::routing::TaskKind;
-use crate::engine::{PollRefused, PollRequest, Polled};
+use crate::engine::{Nothing, PollRefused, PollRequest, Polled};
 use crate::protocol::feature::{Feature, Negotiated};
 use crate::protocol::reason::Reason;
 
@@ -232,14 +232,24 @@ pub async fn poll(call: Call<WorkerOnly, PollBody>, kind: TaskKind) -> Result<An
                 None => Answer::of(&tasks::no_task("empty", None)),
             }
         }
-        Ok(Polled::Empty) => Answer::of(&tasks::no_task("empty", None)),
-        Ok(Polled::TimedOut) => Answer::of(&tasks::no_task("timeout", None)),
+        Ok(Polled::Empty(why)) => Answer::of(&tasks::no_task("empty", nothing(why))),
+        Ok(Polled::TimedOut(why)) => Answer::of(&tasks::no_task("timeout", nothing(why))),
         Ok(Polled::Shutdown) => {
             let status = if no_wait { "empty" } else { "timeout" };
             Answer::of(&tasks::no_task(status, None))
         }
         Err(refused) => refusal(&call, kind, queue, refused),
     }
+}
+
+/// Why a poll found nothing, in the contract's words.
+fn nothing(why: Option<Nothing>) -> Option<&'static str> {
+    let reason = match why? {
+        Nothing::Throttled => Reason::Throttled,
+        Nothing::CompatibilityBlocked => Reason::CompatibilityBlocked,
+        Nothing::NoCompatibleWorker => Reason::NoCompatibleWorker,
+    };
+    Some(reason.as_str())
 }
 
 fn refusal(
@@ -325,7 +335,7 @@ fn refusal(
             "minimum_protocol_version",
             Feature::UpdateValidation.floor().to_string(),
         )),
-        PollRefused::NoCapacity => Err(Failure::new(
+        PollRefused::NoCapacity { queries } => Err(Failure::new(
             StatusCode::TOO_MANY_REQUESTS,
             Reason::LongPollCapacityExhausted,
             "This node holds as many polls as it may.",
@@ -335,7 +345,7 @@ fn refusal(
         .with("namespace", call.namespace.as_str())
         .with("task_queue", queue)
         .with("task_kind", task_kind)
-        .with("wait_pool", "worker")
+        .with("wait_pool", if queries { "query" } else { "worker" })
         .retry_in(1)),
         PollRefused::Fault(fault) => {
             let failure = Failure::from(fault);

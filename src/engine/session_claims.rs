@@ -1,5 +1,5 @@
-//! Activities that enter their worker sessions: claimed one by one, by workers that own the session or
-//! may.
+//! Claims of activities that run in worker sessions: one by one, each by a worker that owns its session
+//! or may.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::store::sessions::{self, Candidate};
 /// Ready tasks of sessions that one claim looks at.
 const LOOKED_AT: i64 = 64;
 
-/// A worker as the rules of sessions see it.
+/// A worker that wants to own a session.
 pub(super) fn applicant(worker: &Registration, owned: u32) -> Applicant {
     let said = &worker.description;
     Applicant {
