@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use super::{Core, Engine, Fault};
 use crate::domain::features;
-use crate::domain::ids::{Namespace, WorkerId};
-use crate::domain::routing::{Poller, Profile};
+use crate::domain::ids::{Namespace, TaskQueue, WorkerId};
+use crate::domain::routing::{Poller, Profile, TaskKind};
 use crate::domain::session::{self, Admitted, Applicant, Options, Refused, Session};
 use crate::domain::worker::Registration;
 use crate::matching::QueueKey;
@@ -117,7 +117,11 @@ impl Engine {
                         engine.sessions_moved(&view.session);
                         Ok((view, admitted))
                     }
-                    Err(refused) => Err(engine.session_refused(refused, seen, running).await?),
+                    Err(refused) => {
+                        // What follows may need a connection; this one must not wait for it.
+                        step.rollback().await?;
+                        Err(engine.session_refused(refused, seen, running).await?)
+                    }
                 }
             })
             .await??;
@@ -184,7 +188,10 @@ impl Engine {
                 core.settings.stale_after_seconds,
             )
             .await?;
-            let mut session = scene.session.ok_or(SessionError::NotFound)?;
+            let Some(mut session) = scene.session else {
+                transaction.rollback().await?;
+                return Err(SessionError::NotFound);
+            };
             let running = u64::from(scene.running);
             match step(&mut session, scene.at) {
                 Ok(done) => {
@@ -192,9 +199,11 @@ impl Engine {
                     transaction.commit().await?;
                     Ok((engine.session_view(session, running).await?, done))
                 }
-                Err(refused) => Err(engine
-                    .session_refused(refused, Some(session), running)
-                    .await?),
+                Err(refused) => {
+                    transaction.rollback().await?;
+                    let seen = Some(session);
+                    Err(engine.session_refused(refused, seen, running).await?)
+                }
             }
         })
         .await?
@@ -309,14 +318,19 @@ impl Engine {
     /// Tasks of the session may have found an owner.
     fn sessions_moved(&self, session: &Session) {
         if let Some(queue) = &session.options.queue {
-            let key = QueueKey {
-                kind: crate::domain::routing::TaskKind::Activity,
-                namespace: session.namespace.clone(),
-                queue: queue.clone(),
-            };
-            self.core.hints.ready(&key);
-            super::claims::ready(&self.core, &key);
+            self.session_tasks_may_run(&session.namespace, queue);
         }
+    }
+
+    /// Tasks of a session that waited on this queue may be taken now.
+    pub(super) fn session_tasks_may_run(&self, namespace: &Namespace, queue: &TaskQueue) {
+        let key = QueueKey {
+            kind: TaskKind::Activity,
+            namespace: namespace.clone(),
+            queue: queue.clone(),
+        };
+        self.core.hints.ready(&key);
+        super::claims::ready(&self.core, &key);
     }
 }
 
@@ -411,6 +425,7 @@ async fn enter(
         scene.at,
     );
     let Ok((session, _)) = made else {
+        step.rollback().await?;
         return Ok(Entered::Refused);
     };
     let taken = sessions::take(
@@ -422,6 +437,7 @@ async fn enter(
     )
     .await?;
     let Some(task) = taken else {
+        step.rollback().await?;
         return Ok(Entered::TooLate);
     };
     sessions::write(&mut step, &session).await?;

@@ -101,14 +101,20 @@ impl Engine {
             let existing = workers::lock(&mut transaction, &namespace, &worker_id)
                 .await
                 .map_err(Fault::from)?;
-            let worker = worker::register(
+            let registered = worker::register(
                 existing.as_ref(),
                 namespace,
                 worker_id,
                 description,
                 core.clock.now(),
-            )
-            .map_err(RegisterError::Refused)?;
+            );
+            let worker = match registered {
+                Ok(worker) => worker,
+                Err(refused) => {
+                    transaction.rollback().await.map_err(Fault::from)?;
+                    return Err(RegisterError::Refused(refused));
+                }
+            };
             workers::write(&mut transaction, &worker)
                 .await
                 .map_err(Fault::from)?;

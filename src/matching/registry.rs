@@ -445,6 +445,21 @@ impl Registry {
         })
     }
 
+    /// Whether a poll of the same id waits that takes other kinds of task.
+    pub fn contradicts(&self, namespace: &Namespace, poller: &Poller) -> bool {
+        let worker = WorkerKey {
+            namespace: namespace.clone(),
+            worker: poller.owner.clone(),
+        };
+        let inner = self.inner();
+        let polls = inner.workers.get(&worker);
+        polls.is_some_and(|polls| {
+            polls.values().any(|parked| {
+                parked.poller.contradicts(poller) && !matches!(*parked.slot(), Slot::Over)
+            })
+        })
+    }
+
     /// Whether a poll waits that may take such a task.
     pub fn has_taker(&self, routing: &Routing) -> bool {
         let inner = self.inner();

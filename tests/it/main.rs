@@ -24,5 +24,7 @@ mod polls;
 mod races;
 mod registration;
 mod restart;
+mod sessions;
+mod sticky;
 mod support;
 mod workflow_tasks;

@@ -108,6 +108,7 @@ async fn run_everything(bench: &Bench) -> Vec<(&'static str, Cost)> {
         let poller = Poller {
             owner: WorkerId::from(name),
             poll_request_id: None,
+            kinds: [kind].into(),
         };
         let claimed = claim::claim(
             &store.hot,

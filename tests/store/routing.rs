@@ -107,6 +107,7 @@ fn pollers(count: usize, name: &str) -> Vec<Poller> {
         .map(|n| Poller {
             owner: WorkerId::from(format!("{name}-{n}")),
             poll_request_id: Some(format!("poll-{n}").into()),
+            kinds: KINDS.into(),
         })
         .collect()
 }
