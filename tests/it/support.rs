@@ -272,6 +272,11 @@ impl Client {
         }
     }
 
+    /// Where the server listens.
+    pub fn address(&self) -> &str {
+        self.url.trim_start_matches("http://")
+    }
+
     /// A request without any header.
     pub fn bare(&self, method: Method, path: &str) -> reqwest::RequestBuilder {
         self.http.request(method, format!("{}/api{path}", self.url))

@@ -231,7 +231,7 @@ fn sessions_say_why_they_are_off() {
         json!("worker_protocol_version_below_worker_session_minimum")
     );
     assert_eq!(
-        reason("1.13", Supported::build()),
+        reason("1.13", everything().without(Feature::WorkerSessions)),
         json!("worker_sessions_not_implemented")
     );
     let verbs = at("1.8", everything())["worker_session_verbs"].clone();
