@@ -1,7 +1,7 @@
 //! Worker sessions: made, renewed and closed by their owners, and taken along by the activities that
 //! run in them.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use super::{Core, Engine, Fault};
@@ -12,7 +12,7 @@ use crate::domain::session::{self, Admitted, Applicant, Options, Refused, Sessio
 use crate::domain::worker::Registration;
 use crate::matching::QueueKey;
 use crate::store::claim::Claimed;
-use crate::store::sessions::{self, Candidate};
+use crate::store::sessions::{self, Candidate, Seekers};
 
 /// Ready tasks of sessions that one claim looks at.
 const LOOKED_AT: i64 = 64;
@@ -214,7 +214,20 @@ impl Engine {
     /// # Errors
     /// [`Fault`].
     pub async fn sessions(&self, namespace: &Namespace) -> Result<Vec<SessionView>, Fault> {
-        self.listed(namespace, None).await
+        let core = &self.core;
+        let found = sessions::list(
+            &core.store.reads,
+            namespace,
+            core.settings.stale_after_seconds,
+            core.clock.now(),
+            LISTED,
+        )
+        .await?;
+        let mut views = Vec::with_capacity(found.len());
+        for session in found {
+            views.push(self.used(session).await?);
+        }
+        Ok(views)
     }
 
     /// One session.
@@ -226,30 +239,24 @@ impl Engine {
         namespace: &Namespace,
         session_id: &str,
     ) -> Result<Option<SessionView>, Fault> {
-        Ok(self.listed(namespace, Some(session_id)).await?.pop())
-    }
-
-    async fn listed(
-        &self,
-        namespace: &Namespace,
-        session_id: Option<&str>,
-    ) -> Result<Vec<SessionView>, Fault> {
         let core = &self.core;
-        let found = sessions::list(
+        let found = sessions::find(
             &core.store.reads,
             namespace,
             session_id,
             core.settings.stale_after_seconds,
             core.clock.now(),
-            LISTED,
         )
         .await?;
-        let mut views = Vec::with_capacity(found.len());
-        for session in found {
-            let running = sessions::running(&core.store.reads, &session).await?;
-            views.push(self.session_view(session, running).await?);
+        match found {
+            Some(session) => Ok(Some(self.used(session).await?)),
+            None => Ok(None),
         }
-        Ok(views)
+    }
+
+    async fn used(&self, session: Session) -> Result<SessionView, Fault> {
+        let running = sessions::running(&self.core.store.reads, &session).await?;
+        self.session_view(session, running).await
     }
 
     /// An activity of the session said that it is alive, and so the session is. `None` when the worker
@@ -335,7 +342,7 @@ impl Engine {
 }
 
 /// Gives ready tasks of sessions to polls that got nothing else: each to a worker that owns the
-/// session, or may. Whether tasks are left is told apart, because a later poll may take them.
+/// session, or may. Whether some may be left is told apart, because a later poll may take them.
 pub(super) async fn claim(
     core: &Arc<Core>,
     key: &QueueKey,
@@ -346,19 +353,37 @@ pub(super) async fn claim(
         return Ok((Vec::new(), false));
     }
     let store = &core.store;
-    let mut candidates =
-        sessions::candidates(&store.hot, &key.namespace, &key.queue, profile, LOOKED_AT).await?;
+    if !sessions::any_ready(&store.hot, &key.namespace, &key.queue).await? {
+        return Ok((Vec::new(), false));
+    }
+    let workers = workers_of(core, key, pollers).await?;
+    let names: Vec<&str> = workers.keys().map(WorkerId::as_str).collect();
+    let capabilities: BTreeSet<&str> = workers
+        .values()
+        .flat_map(|worker| worker.description.capabilities.iter().map(String::as_str))
+        .collect();
+    let seekers = Seekers {
+        profile,
+        workers: &names,
+        capabilities: &capabilities.into_iter().collect::<Vec<_>>(),
+    };
+    let mut candidates = sessions::candidates(
+        &store.hot,
+        &key.namespace,
+        &key.queue,
+        &seekers,
+        core.settings.stale_after_seconds,
+        LOOKED_AT,
+    )
+    .await?;
     let mut claimed = Vec::new();
     for (place, poller) in pollers {
         if candidates.is_empty() {
             break;
         }
-        let worker = Engine {
-            core: Arc::clone(core),
-        }
-        .worker(&key.namespace, &poller.owner)
-        .await?;
-        let Some(worker) = worker else { continue };
+        let Some(worker) = workers.get(&poller.owner) else {
+            continue;
+        };
         // A session that refused a worker refuses it for every task.
         let mut refused: HashSet<Arc<str>> = HashSet::new();
         let mut at = 0;
@@ -367,7 +392,7 @@ pub(super) async fn claim(
                 at += 1;
                 continue;
             }
-            match enter(core, key, &worker, poller, profile.knows, &candidates[at]).await? {
+            match enter(core, key, worker, poller, profile.knows, &candidates[at]).await? {
                 Entered::With(mut task) => {
                     task.poller = *place;
                     claimed.push(*task);
@@ -384,7 +409,27 @@ pub(super) async fn claim(
             }
         }
     }
-    Ok((claimed, !candidates.is_empty()))
+    Ok((claimed, true))
+}
+
+/// The registrations of the workers that poll.
+async fn workers_of(
+    core: &Arc<Core>,
+    key: &QueueKey,
+    pollers: &[(usize, Poller)],
+) -> Result<HashMap<WorkerId, Arc<Registration>>, Fault> {
+    let engine = Engine {
+        core: Arc::clone(core),
+    };
+    let mut workers = HashMap::new();
+    for (_, poller) in pollers {
+        if !workers.contains_key(&poller.owner)
+            && let Some(worker) = engine.worker(&key.namespace, &poller.owner).await?
+        {
+            workers.insert(poller.owner.clone(), worker);
+        }
+    }
+    Ok(workers)
 }
 
 enum Entered {

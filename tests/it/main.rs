@@ -15,6 +15,7 @@ mod checks;
 mod control;
 mod delivery;
 mod envelope;
+mod field_cases;
 mod language;
 mod life;
 mod lifecycle;

@@ -934,3 +934,40 @@ async fn a_refusal_needs_one_connection() {
     node.stop().await;
     server.stop().await;
 }
+
+/// Rule: what waits for a session that is full, closed or another worker's does not keep other
+/// activities of the queue from being handed out, however many they are.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_that_takes_nobody_stands_in_nobodys_way() {
+    const MANY: usize = 80;
+    let server = TestServer::start().await;
+    let client = &server.client;
+    join(client, "w", json!({})).await;
+    join(client, "v", json!({})).await;
+    create(client, "w", "closed", json!({})).await.expect(201);
+    close(client, "w", "closed").await.expect(200);
+    create(client, "w", "over", json!({"ttl_seconds": 1}))
+        .await
+        .expect(201);
+    until_status(client, "over", "expired").await;
+    let mut sessions = Vec::new();
+    for asked in [
+        json!({"session_id": "full"}),
+        json!({"session_id": "closed"}),
+        json!({"session_id": "over"}),
+        json!({"session_id": "missing", "create_if_missing": false}),
+        json!({"session_id": "elsewhere", "requirements": ["disk"]}),
+    ] {
+        sessions.extend(std::iter::repeat_n(asked, MANY));
+    }
+    sessions.push(json!({"session_id": "free", "requirements": ["gpu"]}));
+    schedule(client, "w", &sessions).await;
+    let first = client.poll("activity", "w", "q", 5).await;
+    assert_eq!(first["worker_session"]["session_id"], "full");
+    let task = client.poll("activity", "v", "q", 5).await;
+    assert_eq!(task["worker_session"]["session_id"], "free");
+    for worker in ["w", "v"] {
+        assert!(client.poll("activity", worker, "q", 0).await.is_null());
+    }
+    server.stop().await;
+}

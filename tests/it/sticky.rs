@@ -87,7 +87,7 @@ async fn a_task_says_how_the_run_is_replayed() {
     assert_eq!(task["sticky_replay_mode"], "sticky_hit_expected");
     let events = task["history_events"].as_array().unwrap().len();
     assert_eq!(task["last_history_sequence"], events);
-    assert_eq!(task["history_events"][0]["event_type"], "WorkflowStarted");
+    assert_eq!(task["history_events"][0]["event_type"], "StartAccepted");
     complete(client, &task, json!([]), cache(&task, json!({})))
         .await
         .expect(200);
@@ -138,9 +138,19 @@ async fn a_cache_ends_with_its_time_and_its_process() {
             .await
             .expect(200);
         join(there, "w", json!({})).await;
-        signal(here).await;
-        let task = next(here, "w").await;
-        assert_eq!(task["sticky_replay_mode"], "forced_cold_replay");
+        // This node hears of the registration a moment later.
+        let task = eventually("the node knows the new process", 5, async || {
+            signal(here).await;
+            let task = next(here, "w").await;
+            if task["sticky_replay_mode"] == "forced_cold_replay" {
+                return Some(task);
+            }
+            complete(here, &task, json!([]), cache(&task, json!({})))
+                .await
+                .expect(200);
+            None
+        })
+        .await;
         here.complete(&task, json!([])).await.expect(200);
     }
     node.stop().await;
