@@ -127,8 +127,7 @@ pub(super) fn grant(core: &Core, key: &QueueKey, poller: &Poller, task: Claimed)
         heartbeat_due_at: task.heartbeat_due_at,
     };
     core.clock.observe(lease.leased_at);
-    core.leases
-        .granted(&lease, poller, poll_name(key, poller));
+    core.leases.granted(&lease, poller, poll_name(key, poller));
     if key.kind.is_ask() {
         return Grant::new(lease, core.releases.clone());
     }

@@ -885,9 +885,14 @@ async fn claims_and_creates_race_for_sessions() {
             while done.load(std::sync::atomic::Ordering::Relaxed) < SESSIONS * EACH {
                 tries += 1;
                 assert!(tries < 2_000, "the activities are not handed out");
-                let answer = create(client, name, &format!("s{}", tries % SESSIONS), json!({
-                    "max_concurrent_activities": 2,
-                }))
+                let answer = create(
+                    client,
+                    name,
+                    &format!("s{}", tries % SESSIONS),
+                    json!({
+                        "max_concurrent_activities": 2,
+                    }),
+                )
                 .await;
                 assert!(answer.status.is_success() || answer.status == 409);
                 let task = client.poll("activity", name, "q", 0).await;

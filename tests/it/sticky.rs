@@ -214,7 +214,6 @@ async fn the_fields_of_a_cache_are_checked() {
         (json!({"run_id": 1}), "sticky_cache"),
         (json!({"other": 1}), "sticky_cache"),
         (json!({"metrics": {"hit": -1}}), "sticky_cache"),
-        (json!({"metrics": {"other": 1}}), "sticky_cache"),
     ] {
         complete(client, &task, json!([]), cache(&task, fields))
             .await

@@ -42,7 +42,10 @@ fn session(id: &str, requirements: &[&str]) -> Arc<Options> {
         session_id: id.into(),
         connection: None,
         queue: None,
-        requirements: requirements.iter().map(|&needed| needed.to_owned()).collect(),
+        requirements: requirements
+            .iter()
+            .map(|&needed| needed.to_owned())
+            .collect(),
         lease_seconds: 60,
         ttl_seconds: 600,
         max_concurrent_activities: 2,
@@ -66,7 +69,10 @@ fn random_routing(chance: &mut Dice) -> Routing {
         needs: bits(chance),
         session: in_session.then(|| {
             let id = chance.below(20);
-            session(&id.to_string(), one_of(chance, &[&[][..], &["gpu"], &["gpu", "disk"]]))
+            session(
+                &id.to_string(),
+                one_of(chance, &[&[][..], &["gpu"], &["gpu", "disk"]]),
+            )
         }),
         preferred: None,
     }
@@ -231,8 +237,10 @@ async fn tasks_of_sessions_are_looked_for_by_the_same_rule() {
     let mut found_in_all = 0;
     for _ in 0..CASES {
         let (queue, profile) = (one_of(&mut chance, &QUEUES), random_profile(&mut chance));
-        let capabilities: &[&str] =
-            one_of(&mut chance, &[&[][..], &["gpu"], &["disk"], &["disk", "gpu"]]);
+        let capabilities: &[&str] = one_of(
+            &mut chance,
+            &[&[][..], &["gpu"], &["disk"], &["disk", "gpu"]],
+        );
         let mut wanted: BTreeMap<Arc<str>, Vec<_>> = BTreeMap::new();
         for (id, task) in &tasks {
             let routing = &task.routing;

@@ -1,5 +1,6 @@
 //! The rules of worker sessions: every row of the state machine, the order of the checks of an
 //! admission, and random lives.
+#![allow(clippy::expect_used, reason = "a failed expectation is a failed test")]
 
 use super::*;
 
@@ -280,7 +281,8 @@ fn an_admission_checks_in_order() {
     let ask = |existing: &Option<Session>, options: &Options, applicant: &Applicant| {
         let (existing, options) = (existing.clone(), options.clone());
         let namespace = Namespace::from("default");
-        admit(existing, &namespace, options, applicant, Some(1), at(5)).map(|(_, admitted)| admitted)
+        admit(existing, &namespace, options, applicant, Some(1), at(5))
+            .map(|(_, admitted)| admitted)
     };
     assert_eq!(
         ask(&existing, &asked, &applicant),
@@ -310,10 +312,7 @@ fn an_admission_checks_in_order() {
     );
     applicant.sessions = 1;
     // What runs for a former owner does not keep a new one out.
-    assert_eq!(
-        ask(&existing, &asked, &applicant),
-        Ok(Admitted::Reacquired)
-    );
+    assert_eq!(ask(&existing, &asked, &applicant), Ok(Admitted::Reacquired));
     // Neither limit of the worker's keeps it from what it owns.
     existing = Some(Session {
         owner: "b".into(),

@@ -85,9 +85,7 @@ async fn fc_03_a_worker_that_has_left_takes_nothing_along() {
         client.register("leaves", "q", &["flow"], &["act"]).await;
         let open = {
             let elsewhere = elsewhere.clone();
-            tokio::spawn(
-                async move { elsewhere.poll_whole("workflow", "leaves", "q", 30).await },
-            )
+            tokio::spawn(async move { elsewhere.poll_whole("workflow", "leaves", "q", 30).await })
         };
         let engines = [server.node.engine(), node.engine()];
         eventually("the poll waits", 5, async || {
@@ -221,7 +219,10 @@ async fn fc_05_waiting_polls_hold_no_connection() {
             let lanes = i64::from(crate::support::settings().database.commit_lanes);
             assert!(count <= i64::from(READS + HOT) + lanes + 1, "{count}");
             assert_eq!(stuck, 0);
-            client.send(client.bare(reqwest::Method::GET, "/ready")).await.expect(200);
+            client
+                .send(client.bare(reqwest::Method::GET, "/ready"))
+                .await
+                .expect(200);
             looks += 1;
             tokio::time::sleep(std::time::Duration::from_millis(50)).await;
         }

@@ -152,7 +152,7 @@ async fn fc_08_a_task_that_nobody_claimed_has_no_outcome() {
     let task = client.first_task().await;
     let act = json!([{"type": "schedule_activity", "activity_type": "act"}]);
     let body = client.complete(&task, act).await.expect(200);
-    let id = text(&body["created_task_ids"], "0").to_owned();
+    let id = body["created_task_ids"][0].as_str().expect("a task");
     let before = server.db.contents().await;
     for (report, fields) in [
         ("complete", json!({"result": 1})),
@@ -170,7 +170,7 @@ async fn fc_08_a_task_that_nobody_claimed_has_no_outcome() {
     }
     assert_eq!(server.db.contents().await, before);
     let activity = client.poll("activity", "w", "q", 5).await;
-    assert_eq!(activity["task_id"], *id);
+    assert_eq!(activity["task_id"], id);
     assert_eq!(activity["attempt"], 1);
     // The same for a workflow task.
     client.start("other", "flow", "q").await;
@@ -440,10 +440,7 @@ async fn fc_14_a_task_that_kills_its_worker_ends() {
     let ordinary = json!({"type": "schedule_activity", "activity_type": "ok"});
     let mut commands = vec![deadly];
     commands.extend(std::iter::repeat_n(ordinary, 10));
-    client
-        .complete(&task, json!(commands))
-        .await
-        .expect(200);
+    client.complete(&task, json!(commands)).await.expect(200);
     let mut attempts = Vec::new();
     let mut ended = 0;
     eventually("the attempts are over", 30, async || {
@@ -468,7 +465,10 @@ async fn fc_14_a_task_that_kills_its_worker_ends() {
     assert_eq!(ended, 10);
     assert!(client.poll("activity", "w", "q", 0).await.is_null());
     let history = client.history("wf", &run).await;
-    assert_eq!(only(&history, "ActivityTimedOut")["payload"]["attempt_number"], 3);
+    assert_eq!(
+        only(&history, "ActivityTimedOut")["payload"]["attempt_number"],
+        3
+    );
     let task = client.poll("workflow", "w", "q", 5).await;
     assert_eq!(task["run_id"], run);
     server.stop().await;
