@@ -50,6 +50,14 @@ impl TaskKind {
         }
     }
 
+    /// The kind whose polls hand it out: a poll for workflow tasks may take update validations too.
+    pub fn polled_as(self) -> Self {
+        match self {
+            Self::UpdateValidation => Self::Workflow,
+            kind => kind,
+        }
+    }
+
     /// Whether it is a question: kept in a table that a crash empties, and never in the history.
     pub fn is_ask(self) -> bool {
         matches!(self, Self::Query | Self::UpdateValidation)
@@ -139,4 +147,19 @@ pub struct Poller {
     pub owner: WorkerId,
     /// The poll's id, if the worker gave one.
     pub poll_request_id: Option<Arc<str>>,
+    /// Kinds of task that it takes, in the order of their numbers.
+    pub kinds: Arc<[TaskKind]>,
+}
+
+impl Poller {
+    /// Whether `other` has the same id for other kinds of task. Polls of another plane have ids of
+    /// their own.
+    pub fn contradicts(&self, other: &Self) -> bool {
+        let plane = |poller: &Self| poller.kinds.first().map(|kind| kind.polled_as());
+        self.owner == other.owner
+            && self.poll_request_id.is_some()
+            && self.poll_request_id == other.poll_request_id
+            && plane(self) == plane(other)
+            && self.kinds != other.kinds
+    }
 }

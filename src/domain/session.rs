@@ -315,7 +315,10 @@ pub fn admit(
     if admitted != Admitted::Reused && applicant.sessions >= applicant.max_sessions {
         return Err(Refused::WorkerLimit(applicant.max_sessions));
     }
-    if running.is_some_and(|running| running >= options.max_concurrent_activities) {
+    // What runs elsewhere for a former owner does not keep a new one out.
+    if admitted == Admitted::Reused
+        && running.is_some_and(|running| running >= options.max_concurrent_activities)
+    {
         return Err(Refused::ActivityLimit);
     }
     let ttl_expires_at = match &existing {
@@ -339,3 +342,6 @@ pub fn admit(
     session.renew(now);
     Ok((session, admitted))
 }
+
+#[cfg(test)]
+mod tests;

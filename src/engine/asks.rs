@@ -468,7 +468,7 @@ async fn hand_over(
                 heartbeat_due_at: None,
             };
             core.leases
-                .granted(&lease, claims::poll_name(key, poll.poller()));
+                .granted(&lease, poll.poller(), claims::poll_name(key, poll.poller()));
             poll.give(Grant::new(lease, core.releases.clone()));
             Ok(Placed::Handed)
         }

@@ -131,7 +131,7 @@ pub(super) fn grant(core: &Core, key: &QueueKey, poller: &Poller, task: Claimed)
         heartbeat_due_at: task.heartbeat_due_at,
     };
     core.clock.observe(lease.leased_at);
-    core.leases.granted(&lease, poll_name(key, poller));
+    core.leases.granted(&lease, poller, poll_name(key, poller));
     if key.kind.is_ask() {
         return Grant::new(lease, core.releases.clone());
     }
@@ -150,7 +150,7 @@ pub(super) fn grant(core: &Core, key: &QueueKey, poller: &Poller, task: Claimed)
 /// The name of a poll, if its worker gave it one.
 pub(super) fn poll_name(key: &QueueKey, poller: &Poller) -> Option<PollName> {
     Some(PollName {
-        kind: key.kind,
+        plane: key.kind.polled_as(),
         worker: WorkerKey {
             namespace: key.namespace.clone(),
             worker: poller.owner.clone(),

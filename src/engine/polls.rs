@@ -95,6 +95,8 @@ pub enum PollRefused {
     NoCapability,
     /// The worker did not register that it validates updates.
     NoValidation,
+    /// Another poll of this id, for other kinds of task, waits or was given a task that is still held.
+    KindsConflict,
     /// The node holds as many polls as it may: of queries, or of other tasks.
     NoCapacity {
         /// Of queries.
@@ -137,8 +139,15 @@ impl Engine {
         let poller = Poller {
             owner: request.worker_id.clone(),
             poll_request_id: request.poll_request_id.clone(),
+            kinds: request.kinds.as_slice().into(),
         };
-        if let Some(lease) = self.given_before(&keys, &poller).await? {
+        if self.core.registry.contradicts(&request.namespace, &poller) {
+            return Err(PollRefused::KindsConflict);
+        }
+        if let Some((lease, first)) = self.given_before(&keys, &poller).await? {
+            if first.contradicts(&poller) {
+                return Err(PollRefused::KindsConflict);
+            }
             let grant = Grant::new(lease, self.core.releases.clone());
             return Ok(Polled::Task(Box::new(grant)));
         }
@@ -152,14 +161,14 @@ impl Engine {
         self.wait(&request, admitted, keys, profile, poller).await
     }
 
-    /// The lease that a poll of this name was given, if it is still held: its worker has not got the
-    /// answer and asks again.
+    /// The lease that a poll of this name was given, if it is still held, with that poll: its worker
+    /// has not got the answer and asks again.
     async fn given_before(
         &self,
         keys: &[QueueKey],
         poller: &Poller,
-    ) -> Result<Option<GrantedLease>, Fault> {
-        let Some(lease) = keys
+    ) -> Result<Option<(GrantedLease, Poller)>, Fault> {
+        let Some((lease, first)) = keys
             .iter()
             .filter_map(|key| claims::poll_name(key, poller))
             .find_map(|name| self.core.leases.of_poll(&name))
@@ -177,7 +186,7 @@ impl Engine {
                         && ask.owner.as_ref() == Some(&lease.owner)
                         && is_queue(&ask.queue)
                 })
-                .map(|_| lease));
+                .map(|_| (lease, first)));
         }
         let row = lease::read(&self.core.store.hot, lease.task).await?;
         Ok(row
@@ -187,11 +196,14 @@ impl Engine {
                     && row.owner.as_ref() == Some(&lease.owner)
                     && is_queue(&row.queue)
             })
-            .map(|row| GrantedLease {
-                lease_expires_at: row.lease_expires_at.unwrap_or(lease.lease_expires_at),
-                start_to_close_at: row.start_to_close_at,
-                heartbeat_due_at: row.heartbeat_due_at,
-                ..lease
+            .map(|row| {
+                let lease = GrantedLease {
+                    lease_expires_at: row.lease_expires_at.unwrap_or(lease.lease_expires_at),
+                    start_to_close_at: row.start_to_close_at,
+                    heartbeat_due_at: row.heartbeat_due_at,
+                    ..lease
+                };
+                (lease, first)
             }))
     }
 

@@ -317,6 +317,11 @@ impl Engine {
     ) -> Result<Reported, ReportRefused> {
         let resolved = self.resolve(&holder, TaskKind::Activity).await?;
         let attempt = resolved.attempt;
+        let activities = &resolved.cached.state.activities;
+        let in_session = activities
+            .get(&holder.task.no)
+            .filter(|activity| activity.session.is_some())
+            .map(|activity| activity.queue.clone());
         let input = Input::ReportActivity(ActivityReport {
             no: holder.task.no,
             attempt,
@@ -326,8 +331,14 @@ impl Engine {
             beat: resolved.row.as_ref().and_then(last_beat),
         });
         let applied = runs::apply(&self.core, holder.task.run, input).await;
-        self.finish(&holder, TaskKind::Activity, attempt, applied)
-            .await
+        let finished = self
+            .finish(&holder, TaskKind::Activity, attempt, applied)
+            .await?;
+        if let Some(queue) = in_session {
+            // Its session has room for another one.
+            self.session_tasks_may_run(&holder.namespace, &queue);
+        }
+        Ok(finished)
     }
 
     /// Turns what a run said into what the worker is told.
@@ -541,6 +552,24 @@ impl Engine {
         after: u64,
         page_size: u64,
     ) -> Result<(Page, u64, u32, Arc<RunState>), ReportRefused> {
+        let (cached, row) = self.held(&holder).await?;
+        let (seen, cached) = self.shown(&holder, &row, cached, after).await?;
+        let page = self
+            .page(&cached, after.saturating_add(1), seen, page_size)
+            .await?;
+        Ok((page, seen, row.attempt, cached.state))
+    }
+
+    /// Whether the caller holds a workflow task, for what is refused before its report is tried.
+    ///
+    /// # Errors
+    /// [`ReportRefused`]: it does not.
+    pub async fn holds_workflow_task(&self, holder: &Holder) -> Result<(), ReportRefused> {
+        self.held(holder).await.map(|_| ())
+    }
+
+    /// The run and the row of a workflow task that the caller holds.
+    async fn held(&self, holder: &Holder) -> Result<(cache::Cached, TaskRow), ReportRefused> {
         let core = &self.core;
         let cached = cache::recent(core, holder.task.run)
             .await?
@@ -556,13 +585,9 @@ impl Engine {
         let Some(row) = held else {
             let newest = cache::newest(core, holder.task.run).await?;
             let attempt = holder.attempt.unwrap_or(0);
-            return Err(self.not_held(&holder, attempt, newest).await?);
+            return Err(self.not_held(holder, attempt, newest).await?);
         };
-        let (seen, cached) = self.shown(&holder, &row, cached, after).await?;
-        let page = self
-            .page(&cached, after.saturating_add(1), seen, page_size)
-            .await?;
-        Ok((page, seen, row.attempt, cached.state))
+        Ok((cached, row))
     }
 
     /// How far a holder is shown the history. While a cancellation is under way, whoever reads from the

@@ -1,17 +1,18 @@
 //! Claims of activities that run in worker sessions: one by one, each by a worker that owns its session
 //! or may.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use super::{Core, Engine, Fault};
 use crate::domain::features;
+use crate::domain::ids::WorkerId;
 use crate::domain::routing::{Poller, Profile};
 use crate::domain::session::{self, Applicant};
 use crate::domain::worker::Registration;
 use crate::matching::QueueKey;
 use crate::store::claim::Claimed;
-use crate::store::sessions::{self, Candidate};
+use crate::store::sessions::{self, Candidate, Seekers};
 
 /// Ready tasks of sessions that one claim looks at.
 const LOOKED_AT: i64 = 64;
@@ -29,7 +30,7 @@ pub(super) fn applicant(worker: &Registration, owned: u32) -> Applicant {
 }
 
 /// Gives ready tasks of sessions to polls that got nothing else: each to a worker that owns the
-/// session, or may. Whether tasks are left is told apart, because a later poll may take them.
+/// session, or may. Whether some may be left is told apart, because a later poll may take them.
 pub(super) async fn claim(
     core: &Arc<Core>,
     key: &QueueKey,
@@ -40,19 +41,37 @@ pub(super) async fn claim(
         return Ok((Vec::new(), false));
     }
     let store = &core.store;
-    let mut candidates =
-        sessions::candidates(&store.hot, &key.namespace, &key.queue, profile, LOOKED_AT).await?;
+    if !sessions::any_ready(&store.hot, &key.namespace, &key.queue).await? {
+        return Ok((Vec::new(), false));
+    }
+    let workers = workers_of(core, key, pollers).await?;
+    let names: Vec<&str> = workers.keys().map(WorkerId::as_str).collect();
+    let capabilities: BTreeSet<&str> = workers
+        .values()
+        .flat_map(|worker| worker.description.capabilities.iter().map(String::as_str))
+        .collect();
+    let seekers = Seekers {
+        profile,
+        workers: &names,
+        capabilities: &capabilities.into_iter().collect::<Vec<_>>(),
+    };
+    let mut candidates = sessions::candidates(
+        &store.hot,
+        &key.namespace,
+        &key.queue,
+        &seekers,
+        core.settings.stale_after_seconds,
+        LOOKED_AT,
+    )
+    .await?;
     let mut claimed = Vec::new();
     for (place, poller) in pollers {
         if candidates.is_empty() {
             break;
         }
-        let worker = Engine {
-            core: Arc::clone(core),
-        }
-        .worker(&key.namespace, &poller.owner)
-        .await?;
-        let Some(worker) = worker else { continue };
+        let Some(worker) = workers.get(&poller.owner) else {
+            continue;
+        };
         // A session that refused a worker refuses it for every task.
         let mut refused: HashSet<Arc<str>> = HashSet::new();
         let mut at = 0;
@@ -61,7 +80,7 @@ pub(super) async fn claim(
                 at += 1;
                 continue;
             }
-            match enter(core, key, &worker, poller, profile.knows, &candidates[at]).await? {
+            match enter(core, key, worker, poller, profile.knows, &candidates[at]).await? {
                 Entered::With(mut task) => {
                     task.poller = *place;
                     claimed.push(*task);
@@ -78,7 +97,27 @@ pub(super) async fn claim(
             }
         }
     }
-    Ok((claimed, !candidates.is_empty()))
+    Ok((claimed, true))
+}
+
+/// The registrations of the workers that poll.
+async fn workers_of(
+    core: &Arc<Core>,
+    key: &QueueKey,
+    pollers: &[(usize, Poller)],
+) -> Result<HashMap<WorkerId, Arc<Registration>>, Fault> {
+    let engine = Engine {
+        core: Arc::clone(core),
+    };
+    let mut workers = HashMap::new();
+    for (_, poller) in pollers {
+        if !workers.contains_key(&poller.owner)
+            && let Some(worker) = engine.worker(&key.namespace, &poller.owner).await?
+        {
+            workers.insert(poller.owner.clone(), worker);
+        }
+    }
+    Ok(workers)
 }
 
 enum Entered {
@@ -119,6 +158,7 @@ async fn enter(
         scene.at,
     );
     let Ok((session, _)) = made else {
+        step.rollback().await?;
         return Ok(Entered::Refused);
     };
     let taken = sessions::take(
@@ -130,6 +170,7 @@ async fn enter(
     )
     .await?;
     let Some(task) = taken else {
+        step.rollback().await?;
         return Ok(Entered::TooLate);
     };
     sessions::write(&mut step, &session).await?;

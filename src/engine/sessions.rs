@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use super::session_claims::applicant;
 use super::{Engine, Fault};
-use crate::domain::ids::{Namespace, WorkerId};
+use crate::domain::ids::{Namespace, TaskQueue, WorkerId};
+use crate::domain::routing::TaskKind;
 use crate::domain::session::{self, Admitted, Options, Refused, Session};
 use crate::domain::worker::Registration;
 use crate::matching::QueueKey;
@@ -100,7 +101,11 @@ impl Engine {
                         engine.sessions_moved(&view.session);
                         Ok((view, admitted))
                     }
-                    Err(refused) => Err(engine.session_refused(refused, seen, running).await?),
+                    Err(refused) => {
+                        // What follows may need a connection; this one must not wait for it.
+                        step.rollback().await?;
+                        Err(engine.session_refused(refused, seen, running).await?)
+                    }
                 }
             })
             .await??;
@@ -167,7 +172,10 @@ impl Engine {
                 core.settings.stale_after_seconds,
             )
             .await?;
-            let mut session = scene.session.ok_or(SessionError::NotFound)?;
+            let Some(mut session) = scene.session else {
+                transaction.rollback().await?;
+                return Err(SessionError::NotFound);
+            };
             let running = u64::from(scene.running);
             match step(&mut session, scene.at) {
                 Ok(done) => {
@@ -175,9 +183,11 @@ impl Engine {
                     transaction.commit().await?;
                     Ok((engine.session_view(session, running).await?, done))
                 }
-                Err(refused) => Err(engine
-                    .session_refused(refused, Some(session), running)
-                    .await?),
+                Err(refused) => {
+                    transaction.rollback().await?;
+                    let seen = Some(session);
+                    Err(engine.session_refused(refused, seen, running).await?)
+                }
             }
         })
         .await?
@@ -188,7 +198,20 @@ impl Engine {
     /// # Errors
     /// [`Fault`].
     pub async fn sessions(&self, namespace: &Namespace) -> Result<Vec<SessionView>, Fault> {
-        self.listed(namespace, None).await
+        let core = &self.core;
+        let found = sessions::list(
+            &core.store.reads,
+            namespace,
+            core.settings.stale_after_seconds,
+            core.clock.now(),
+            LISTED,
+        )
+        .await?;
+        let mut views = Vec::with_capacity(found.len());
+        for session in found {
+            views.push(self.used(session).await?);
+        }
+        Ok(views)
     }
 
     /// One session.
@@ -200,30 +223,24 @@ impl Engine {
         namespace: &Namespace,
         session_id: &str,
     ) -> Result<Option<SessionView>, Fault> {
-        Ok(self.listed(namespace, Some(session_id)).await?.pop())
-    }
-
-    async fn listed(
-        &self,
-        namespace: &Namespace,
-        session_id: Option<&str>,
-    ) -> Result<Vec<SessionView>, Fault> {
         let core = &self.core;
-        let found = sessions::list(
+        let found = sessions::find(
             &core.store.reads,
             namespace,
             session_id,
             core.settings.stale_after_seconds,
             core.clock.now(),
-            LISTED,
         )
         .await?;
-        let mut views = Vec::with_capacity(found.len());
-        for session in found {
-            let running = sessions::running(&core.store.reads, &session).await?;
-            views.push(self.session_view(session, running).await?);
+        match found {
+            Some(session) => Ok(Some(self.used(session).await?)),
+            None => Ok(None),
         }
-        Ok(views)
+    }
+
+    async fn used(&self, session: Session) -> Result<SessionView, Fault> {
+        let running = sessions::running(&self.core.store.reads, &session).await?;
+        self.session_view(session, running).await
     }
 
     /// An activity of the session said that it is alive, and so the session is. `None` when the worker
@@ -292,13 +309,18 @@ impl Engine {
     /// Tasks of the session may have found an owner.
     fn sessions_moved(&self, session: &Session) {
         if let Some(queue) = &session.options.queue {
-            let key = QueueKey {
-                kind: crate::domain::routing::TaskKind::Activity,
-                namespace: session.namespace.clone(),
-                queue: queue.clone(),
-            };
-            self.core.hints.ready(&key);
-            super::claims::ready(&self.core, &key);
+            self.session_tasks_may_run(&session.namespace, queue);
         }
+    }
+
+    /// Tasks of a session that waited on this queue may be taken now.
+    pub(super) fn session_tasks_may_run(&self, namespace: &Namespace, queue: &TaskQueue) {
+        let key = QueueKey {
+            kind: TaskKind::Activity,
+            namespace: namespace.clone(),
+            queue: queue.clone(),
+        };
+        self.core.hints.ready(&key);
+        super::claims::ready(&self.core, &key);
     }
 }

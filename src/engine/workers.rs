@@ -165,7 +165,7 @@ impl Engine {
             let existing = workers::lock(&mut transaction, &namespace, &worker_id)
                 .await
                 .map_err(Fault::from)?;
-            let worker = worker::register(
+            let registered = worker::register(
                 existing.as_ref(),
                 namespace,
                 worker_id,
@@ -179,8 +179,14 @@ impl Engine {
                     token: uuid::Uuid::new_v4().simple().to_string().into(),
                 },
                 core.clock.now(),
-            )
-            .map_err(RegisterError::Refused)?;
+            );
+            let worker = match registered {
+                Ok(worker) => worker,
+                Err(refused) => {
+                    transaction.rollback().await.map_err(Fault::from)?;
+                    return Err(RegisterError::Refused(refused));
+                }
+            };
             workers::write(&mut transaction, &worker)
                 .await
                 .map_err(Fault::from)?;

@@ -153,7 +153,7 @@ fn keep(core: &Core, decision: &Decision, promises: Vec<Promise>, at: Timestamp)
             continue;
         };
         let name = poll_name(&promise.key, promise.poll.poller());
-        core.leases.granted(&lease, name);
+        core.leases.granted(&lease, promise.poll.poller(), name);
         metrics::counter!("dw_handoffs_total", "kind" => lease.kind.as_str()).increment(1);
         promise.poll.give(Grant::new(lease, core.releases.clone()));
     }

@@ -9,6 +9,7 @@ use tokio::sync::oneshot;
 use super::grant::Grant;
 use super::keys::{Ended, QueueKey, WorkerKey};
 use super::parked::{Parked, Slot, Word};
+use crate::domain::ids::Namespace;
 use crate::domain::routing::{Poller, Profile, Routing};
 
 /// Shortest and longest pause between two looks at a queue that has parked polls and no hint.
@@ -335,6 +336,21 @@ impl Registry {
                 registry: Arc::clone(self),
                 parked,
             },
+        })
+    }
+
+    /// Whether a poll of the same id waits that takes other kinds of task.
+    pub fn contradicts(&self, namespace: &Namespace, poller: &Poller) -> bool {
+        let worker = WorkerKey {
+            namespace: namespace.clone(),
+            worker: poller.owner.clone(),
+        };
+        let inner = self.inner();
+        let polls = inner.workers.get(&worker);
+        polls.is_some_and(|polls| {
+            polls.values().any(|parked| {
+                parked.poller.contradicts(poller) && !matches!(*parked.slot(), Slot::Over)
+            })
         })
     }
 

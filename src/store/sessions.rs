@@ -93,16 +93,14 @@ pub async fn lock(
         .fetch_one(&mut *connection)
         .await?;
     let at = Timestamp::from(at);
-    let row: Option<(Row, Gone)> =
-        read_one(connection, namespace, session_id, stale_after_seconds).await?;
-    let session = match row {
-        None => None,
-        Some((row, gone)) => {
-            let mut session = Session::try_from(row)?;
-            session.settle(gone.0, at);
-            Some(session)
-        }
-    };
+    let session = read_one(
+        &mut *connection,
+        namespace,
+        session_id,
+        stale_after_seconds,
+        at,
+    )
+    .await?;
     let queue = session
         .as_ref()
         .and_then(|session| session.options.queue.clone());
@@ -127,13 +125,19 @@ pub async fn lock(
     })
 }
 
-/// Whether the owner of a session is not registered, or silent.
-struct Gone(bool);
-
-const READ: &str = "select s.*, not exists (select from workers w where w.namespace = s.namespace
-        and w.worker_id = s.lease_owner and w.last_heartbeat_at > clock_timestamp() - $3 * interval '1 s') as owner_gone
-    from worker_sessions s where s.namespace = $1 and ($2::text is null or s.session_id = $2)
-    order by s.session_id limit $4";
+/// A read of sessions, with whether their owners are gone. Plans are generic, so that one session and
+/// all of them are two statements: the first goes by its whole key.
+macro_rules! read {
+    ($and:literal) => {
+        concat!(
+            "select s.*, not exists (select from workers w where w.namespace = s.namespace
+                and w.worker_id = s.lease_owner
+                and w.last_heartbeat_at > clock_timestamp() - $2 * interval '1 s') as owner_gone
+            from worker_sessions s where s.namespace = $1 ",
+            $and
+        )
+    };
+}
 
 #[derive(FromRow)]
 struct RowAndOwner {
@@ -142,48 +146,62 @@ struct RowAndOwner {
     owner_gone: bool,
 }
 
+impl RowAndOwner {
+    fn settled(self, now: Timestamp) -> sqlx::Result<Session> {
+        let mut session = Session::try_from(self.row)?;
+        session.settle(self.owner_gone, now);
+        Ok(session)
+    }
+}
+
 async fn read_one(
-    connection: &mut PgConnection,
+    executor: impl sqlx::PgExecutor<'_>,
     namespace: &Namespace,
     session_id: &str,
     stale_after_seconds: u64,
-) -> sqlx::Result<Option<(Row, Gone)>> {
-    let row: Option<RowAndOwner> = sqlx::query_as(READ)
+    now: Timestamp,
+) -> sqlx::Result<Option<Session>> {
+    let row: Option<RowAndOwner> = sqlx::query_as(read!("and s.session_id = $3"))
         .bind(namespace.as_str())
-        .bind(session_id)
         .bind(stale_after_seconds.cast_signed())
-        .bind(1_i64)
-        .fetch_optional(connection)
+        .bind(session_id)
+        .fetch_optional(executor)
         .await?;
-    Ok(row.map(|found| (found.row, Gone(found.owner_gone))))
+    row.map(|found| found.settled(now)).transpose()
 }
 
-/// Sessions of a namespace, or one of them, by id, with what time has done to them.
+/// One session, with what time has done to it.
+///
+/// # Errors
+/// The database cannot be reached.
+pub async fn find(
+    pool: &PgPool,
+    namespace: &Namespace,
+    session_id: &str,
+    stale_after_seconds: u64,
+    now: Timestamp,
+) -> sqlx::Result<Option<Session>> {
+    read_one(pool, namespace, session_id, stale_after_seconds, now).await
+}
+
+/// Sessions of a namespace by id, with what time has done to them.
 ///
 /// # Errors
 /// The database cannot be reached.
 pub async fn list(
     pool: &PgPool,
     namespace: &Namespace,
-    session_id: Option<&str>,
     stale_after_seconds: u64,
     now: Timestamp,
     limit: i64,
 ) -> sqlx::Result<Vec<Session>> {
-    let rows: Vec<RowAndOwner> = sqlx::query_as(READ)
+    let rows: Vec<RowAndOwner> = sqlx::query_as(read!("order by s.session_id limit $3"))
         .bind(namespace.as_str())
-        .bind(session_id)
         .bind(stale_after_seconds.cast_signed())
         .bind(limit)
         .fetch_all(pool)
         .await?;
-    rows.into_iter()
-        .map(|found| {
-            let mut session = Session::try_from(found.row)?;
-            session.settle(found.owner_gone, now);
-            Ok(session)
-        })
-        .collect()
+    rows.into_iter().map(|found| found.settled(now)).collect()
 }
 
 /// Activities that run in a session.
@@ -246,8 +264,21 @@ pub struct Candidate {
     pub options: Options,
 }
 
-/// Ready tasks of sessions that workers of this profile can run, the most urgent and longest waiting
-/// first.
+/// Who asks for tasks of sessions.
+#[derive(Clone, Debug)]
+pub struct Seekers<'a> {
+    /// What all of them can take.
+    pub profile: &'a Profile,
+    /// The workers.
+    pub workers: &'a [&'a str],
+    /// Capabilities that any of them has.
+    pub capabilities: &'a [&'a str],
+}
+
+/// Ready tasks whose sessions may take one of these workers now, the most urgent and longest waiting
+/// first, and of each session no more than it has room for: what waits for a session that is full,
+/// over or another worker's does not stand in front of the rest. Whether a worker enters is decided
+/// under the session's lock.
 ///
 /// # Errors
 /// The database cannot be reached.
@@ -255,21 +286,48 @@ pub async fn candidates(
     pool: &PgPool,
     namespace: &Namespace,
     queue: &TaskQueue,
-    profile: &Profile,
+    seekers: &Seekers<'_>,
+    stale_after_seconds: u64,
     limit: i64,
 ) -> sqlx::Result<Vec<Candidate>> {
+    let profile = seekers.profile;
     let rows: Vec<(String, i32, String)> = sqlx::query_as(
-        "select run_id, task_no, session from tasks
-         where namespace = $1 and queue = $2 and session_id is not null and state = 0 and kind = 1
-           and visible_at <= clock_timestamp()
-           and task_type = any($3) and (build_id is null or build_id = $4) and (needs & ~$5::bigint) = 0
-         order by priority, visible_at, run_id, task_no limit $6",
+        "with n as materialized (select clock_timestamp() as now),
+         ready as (
+             select t.run_id, t.task_no, t.session, t.session_id, t.priority, t.visible_at,
+                 (t.session::json->>'max_concurrent_activities')::bigint as most,
+                 row_number() over (partition by t.session_id
+                     order by t.priority, t.visible_at, t.run_id, t.task_no) as place
+             from tasks t, n
+             where t.namespace = $1 and t.queue = $2 and t.session_id is not null and t.state = 0 and t.kind = 1
+               and t.visible_at <= n.now
+               and t.task_type = any($3) and (t.build_id is null or t.build_id = $4) and (t.needs & ~$5::bigint) = 0
+               and not exists (select from json_array_elements_text(t.session::json->'requirements') needed(name)
+                   where needed.name <> all($6)))
+         select r.run_id, r.task_no, r.session
+         from ready r cross join n
+             left join worker_sessions s on s.namespace = $1 and s.session_id = r.session_id
+         where case
+             when s.session_id is null then
+                 (r.session::json->>'create_if_missing')::boolean and r.place <= r.most
+             when s.status <> 'active' or s.ttl_expires_at <= n.now then false
+             when s.lease_expires_at > n.now and exists (select from workers w where w.namespace = $1
+                     and w.worker_id = s.lease_owner and w.last_heartbeat_at > n.now - $8 * interval '1 s') then
+                 s.lease_owner = any($7) and r.place <= r.most - (select count(*) from tasks h
+                     where h.namespace = $1 and h.queue = $2 and h.session_id = r.session_id and h.state = 1)
+             else (s.options::json->>'allow_reacquire_after_failure')::boolean
+                 and (r.session::json->>'allow_reacquire_after_failure')::boolean and r.place <= r.most
+             end
+         order by r.priority, r.visible_at, r.run_id, r.task_no limit $9",
     )
     .bind(namespace.as_str())
     .bind(queue.as_str())
     .bind(&*profile.types)
     .bind(profile.build_id.as_deref())
     .bind(profile.knows)
+    .bind(seekers.capabilities)
+    .bind(seekers.workers)
+    .bind(stale_after_seconds.cast_signed())
     .bind(limit)
     .fetch_all(pool)
     .await?;
@@ -285,6 +343,26 @@ pub async fn candidates(
             })
         })
         .collect()
+}
+
+/// Whether tasks of sessions are ready in a queue, whoever may take them.
+///
+/// # Errors
+/// The database cannot be reached.
+pub async fn any_ready(
+    pool: &PgPool,
+    namespace: &Namespace,
+    queue: &TaskQueue,
+) -> sqlx::Result<bool> {
+    let (any,): (bool,) = sqlx::query_as(
+        "select exists (select from tasks where namespace = $1 and queue = $2 and session_id is not null
+             and state = 0 and kind = 1 and visible_at <= clock_timestamp())",
+    )
+    .bind(namespace.as_str())
+    .bind(queue.as_str())
+    .fetch_one(pool)
+    .await?;
+    Ok(any)
 }
 
 /// Gives a ready task to a worker. `None` when somebody else was faster.

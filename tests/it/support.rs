@@ -25,7 +25,7 @@ pub struct TestDb {
 }
 
 /// Tables of [`TestDb::contents`]: what reports, commands and registrations write.
-const TABLES: [&str; 7] = [
+const TABLES: [&str; 8] = [
     "workflow_runs",
     "workflow_instances",
     "history_batches",
@@ -33,6 +33,7 @@ const TABLES: [&str; 7] = [
     "timers",
     "request_receipts",
     "workers",
+    "worker_sessions",
 ];
 
 static NEXT: AtomicU32 = AtomicU32::new(0);
@@ -270,6 +271,11 @@ impl Client {
             version: version.to_owned(),
             ..self.clone()
         }
+    }
+
+    /// Where the server listens.
+    pub fn address(&self) -> &str {
+        self.url.trim_start_matches("http://")
     }
 
     /// A request without any header.

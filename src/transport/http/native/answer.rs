@@ -93,6 +93,11 @@ impl Failure {
         reason.unwrap_or_default().to_owned()
     }
 
+    /// Whether it is one with the state of things, and not with the request as such.
+    pub fn is_conflict(&self) -> bool {
+        self.status == StatusCode::CONFLICT
+    }
+
     /// Adds a field.
     pub fn with(mut self, key: &str, value: impl Into<Value>) -> Self {
         self.fields.insert(key.to_owned(), value.into());

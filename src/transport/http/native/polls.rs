@@ -335,6 +335,17 @@ fn refusal(
             "minimum_protocol_version",
             Feature::UpdateValidation.floor().to_string(),
         )),
+        PollRefused::KindsConflict => Err(Failure::new(
+            StatusCode::CONFLICT,
+            Reason::PollRequestTaskKindsConflict,
+            "The poll id stands for a poll for other kinds of task.",
+        )
+        .with("task", Value::Null)
+        .with("poll_status", "conflict")
+        .with("worker_id", worker_id)
+        .with("task_queue", queue)
+        .with("poll_request_id", call.body.poll_request_id.clone())
+        .with("task_kinds", call.body.task_kinds.clone())),
         PollRefused::NoCapacity { queries } => Err(Failure::new(
             StatusCode::TOO_MANY_REQUESTS,
             Reason::LongPollCapacityExhausted,

@@ -7,8 +7,9 @@ use serde::Deserialize;
 use serde_json::json;
 use serde_json::value::RawValue;
 
+use crate::domain::command::Command;
 use crate::domain::routing::TaskKind;
-use crate::domain::run::{Reply, ReportKind, TaskFailure};
+use crate::domain::run::{Keep, Reply, ReportKind, StreamReport, TaskFailure};
 use crate::engine::{Holder, Reported};
 use crate::protocol::feature::Feature;
 use crate::protocol::reason::Reason;
@@ -271,30 +272,19 @@ async fn complete(
             let (supported, advertised) = (&call.api.supported, &call.api.advertised);
             supported.offers(advertised, Feature::StickyExecution)
         });
-    let worker = if streams_used || sticky.is_some() || commands::needs_registration(&sent) {
-        engine.worker(&call.namespace, &holder.owner).await?
-    } else {
-        None
-    };
-    let offered = &call.api.commands;
-    commands::gate(&sent, &call.version, offered, worker.as_deref(), &holder)?;
-    if streams_used {
-        let offered = call
-            .api
-            .supported
-            .offers(&call.api.advertised, Feature::MessageStreams);
-        streams::gate(offered, &call.version, worker.as_deref(), &holder)?;
-    }
-    let commands = commands::read(sent, &call.version, offered)?;
-    let streams = streams::read(&body.message_stream_cursors, &body.message_stream_waits)?;
-    let keep = match sticky {
-        None => None,
-        Some(raw) => {
-            let workflow = engine.workflow_of(&holder).await?;
-            let workflow = workflow.as_ref().map(|workflow| workflow.as_str());
-            let worker = worker.as_deref();
-            Some(sticky::read(raw, &call.version, worker, &holder, workflow)?)
+    let checked = check(&call, sent, streams_used, sticky, &holder).await;
+    let (commands, streams, keep) = match checked {
+        Ok(checked) => checked,
+        // A gate is no business of a caller that does not hold the task.
+        Err(failure) if failure.is_conflict() => {
+            let held = engine.holds_workflow_task(&holder).await;
+            held.map_err(|refused| {
+                leases::workflow_refusal(refused, &holder, "completed")
+                    .with("operation", "complete_workflow_task")
+            })?;
+            return Err(failure);
         }
+        Err(failure) => return Err(failure),
     };
     let reported = engine
         .complete_workflow_task(holder.clone(), call.digest, commands, streams, keep)
@@ -304,6 +294,43 @@ async fn complete(
             .with("operation", "complete_workflow_task")
     })?;
     Answer::of(&recorded(&holder, &reported))
+}
+
+/// What a completion asks for, after the checks of its fields and the gates of version and capability.
+async fn check(
+    call: &Call<WorkerOnly, WorkflowTaskCompleteRequest>,
+    sent: Vec<CommandRequest>,
+    streams_used: bool,
+    sticky: Option<&RawValue>,
+    holder: &Holder,
+) -> Result<(Vec<Command>, StreamReport, Option<Keep>), Failure> {
+    let (body, engine) = (&call.body, &call.api.engine);
+    let worker = if streams_used || sticky.is_some() || commands::needs_registration(&sent) {
+        engine.worker(&call.namespace, &holder.owner).await?
+    } else {
+        None
+    };
+    let offered = &call.api.commands;
+    commands::gate(&sent, &call.version, offered, worker.as_deref(), holder)?;
+    if streams_used {
+        let offered = call
+            .api
+            .supported
+            .offers(&call.api.advertised, Feature::MessageStreams);
+        streams::gate(offered, &call.version, worker.as_deref(), holder)?;
+    }
+    let commands = commands::read(sent, &call.version, offered)?;
+    let streams = streams::read(&body.message_stream_cursors, &body.message_stream_waits)?;
+    let keep = match sticky {
+        None => None,
+        Some(raw) => {
+            let workflow = engine.workflow_of(holder).await?;
+            let workflow = workflow.as_ref().map(|workflow| workflow.as_str());
+            let worker = worker.as_deref();
+            Some(sticky::read(raw, &call.version, worker, holder, workflow)?)
+        }
+    };
+    Ok((commands, streams, keep))
 }
 
 /// The answer to a report that was taken.
