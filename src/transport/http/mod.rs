@@ -3,6 +3,7 @@
 pub mod api;
 mod body;
 pub mod control;
+mod docs;
 mod fields;
 mod identify;
 pub mod info;

@@ -14,7 +14,7 @@ use tracing::Instrument;
 use utoipa_actix_web::AppExt;
 
 use super::api::Api;
-use super::{control, info, native};
+use super::{control, docs, info, native};
 
 /// Header with the id of a request, taken over from the caller or made here.
 pub const REQUEST_ID: &str = "X-Request-Id";
@@ -40,6 +40,8 @@ pub fn serve(listener: TcpListener, api: Arc<Api>, threads: usize) -> std::io::R
             .service(native::routes())
             .service(control::routes())
             .service(info::metrics)
+            .service(docs::page)
+            .service(docs::asset)
             .split_for_parts();
         app.wrap(from_fn(observe))
     })

@@ -23,7 +23,7 @@ use utoipa_actix_web::scope;
 use crate::protocol::reason::Reason;
 
 use super::api::Api;
-use super::{body, info};
+use super::{body, docs, info};
 use answer::{Answer, Control};
 use call::{Allowed, OperatorOrAdmin, preamble};
 
@@ -44,6 +44,7 @@ pub fn routes() -> scope::Scope<
         .service(info::health)
         .service(info::ready)
         .service(info::cluster_info)
+        .service(docs::get_document)
         .service(start::start_workflow)
         .service(describe::list_workflows)
         .service(history::get_workflow_history)
