@@ -10,6 +10,7 @@ use actix_web::{HttpResponse, get};
 use serde_json::json;
 
 use crate::protocol::reason::Reason;
+use crate::protocol::{CONTROL_PLANE_HEADER, CONTROL_PLANE_VERSION};
 
 use super::api::Api;
 use super::openapi::Plane;
@@ -103,12 +104,14 @@ pub async fn asset(name: Path<String>) -> HttpResponse {
 
 fn missing(sentence: &str) -> HttpResponse {
     HttpResponse::build(StatusCode::NOT_FOUND)
+        .insert_header((CONTROL_PLANE_HEADER, CONTROL_PLANE_VERSION))
         .json(json!({"reason": Reason::NotFound, "message": sentence}))
 }
 
 fn file(media: &str, content: impl Into<String>) -> HttpResponse {
     HttpResponse::Ok()
         .insert_header((CONTENT_TYPE, media))
+        .insert_header((CONTROL_PLANE_HEADER, CONTROL_PLANE_VERSION))
         .insert_header((CONTENT_SECURITY_POLICY, POLICY))
         .insert_header((X_CONTENT_TYPE_OPTIONS, "nosniff"))
         .insert_header((REFERRER_POLICY, "no-referrer"))

@@ -202,7 +202,7 @@ fn limits(api: &Api) -> AnnouncedLimits {
 #[get("/metrics")]
 pub async fn metrics(request: HttpRequest, api: Data<Api>) -> HttpResponse {
     if identify::admit(&api, &request, ANY).is_err() {
-        return HttpResponse::Unauthorized().json(json!({
+        return plain(StatusCode::UNAUTHORIZED).json(json!({
             "reason": Reason::Unauthorized,
             "message": "A valid bearer token is needed.",
         }));

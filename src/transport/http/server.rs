@@ -8,7 +8,7 @@ use actix_web::body::MessageBody;
 use actix_web::dev::{Server, ServiceRequest, ServiceResponse};
 use actix_web::http::header::{HeaderName, HeaderValue};
 use actix_web::middleware::{Next, from_fn};
-use actix_web::web::Data;
+use actix_web::web::{self, Data};
 use actix_web::{App, HttpServer};
 use tracing::Instrument;
 use utoipa_actix_web::AppExt;
@@ -43,7 +43,8 @@ pub fn serve(listener: TcpListener, api: Arc<Api>, threads: usize) -> std::io::R
             .service(docs::page)
             .service(docs::asset)
             .split_for_parts();
-        app.wrap(from_fn(observe))
+        app.default_service(web::to(control::beside))
+            .wrap(from_fn(observe))
     })
     // A client that has gone must not be given a task: its handler is dropped at once.
     .h1_allow_half_closed(false)

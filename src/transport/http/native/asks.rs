@@ -159,10 +159,10 @@ pub struct QueryTaskCompleteRequest {
     /// The hand-out.
     query_task_attempt: Option<Int>,
     /// The result as plain JSON.
-    #[schema(value_type = Option<Object>)]
+    #[schema(value_type = Option<serde_json::Value>)]
     result: Option<Box<RawValue>>,
     /// The result as the SDK encoded it.
-    #[schema(value_type = Option<Object>)]
+    #[schema(value_type = Option<serde_json::Value>)]
     result_envelope: Option<Box<RawValue>>,
 }
 

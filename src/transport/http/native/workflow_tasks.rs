@@ -217,7 +217,7 @@ pub struct WorkflowTaskCompleteRequest {
     /// Message streams that are waited on.
     message_stream_waits: Option<Vec<serde_json::Value>>,
     /// The worker keeps the run in memory.
-    #[schema(value_type = Option<Object>)]
+    #[schema(value_type = Option<serde_json::Value>)]
     sticky_cache: Option<Box<RawValue>>,
 }
 

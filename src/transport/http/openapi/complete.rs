@@ -57,10 +57,13 @@ pub(super) fn document(plane: Plane, advertised: &Advertised) -> Result<Value, S
     let given: Value = yaml_serde::from_str(text).map_err(wrong)?;
     let mut document = given["document"].clone();
     document["info"]["version"] = env!("CARGO_PKG_VERSION").into();
+    let mut schemas = derived["components"]["schemas"].clone();
+    lay_over(&mut schemas, &given["requests"]);
+    lay_over(&mut schemas, &document["components"]["schemas"]);
     for (path, item) in entries(&derived["paths"]) {
         let mut item = item.clone();
         for (_, operation) in entries_mut(&mut item) {
-            complete_operation(plane, &given, operation);
+            complete_operation(plane, &given, &schemas, operation);
         }
         let path = path.as_str().unwrap_or_default();
         let short = path.strip_prefix(BASE).filter(|rest| rest.starts_with('/'));
@@ -69,15 +72,12 @@ pub(super) fn document(plane: Plane, advertised: &Advertised) -> Result<Value, S
         }
         document["paths"][short.unwrap_or(path)] = item;
     }
-    let mut schemas = derived["components"]["schemas"].clone();
-    lay_over(&mut schemas, &given["requests"]);
-    lay_over(&mut schemas, &document["components"]["schemas"]);
     document["components"]["schemas"] = sorted(schemas);
     speak(plane, advertised, &mut document);
     Ok(document)
 }
 
-fn complete_operation(plane: Plane, given: &Value, operation: &mut Value) {
+fn complete_operation(plane: Plane, given: &Value, schemas: &Value, operation: &mut Value) {
     let id = operation["operationId"]
         .as_str()
         .unwrap_or_default()
@@ -100,6 +100,16 @@ fn complete_operation(plane: Plane, given: &Value, operation: &mut Value) {
         operation["parameters"] = Value::Sequence(parameters);
     }
     let with_body = !operation["requestBody"].is_null();
+    if with_body {
+        let body = &mut operation["requestBody"];
+        let schema = body["content"]["application/json"]["schema"]["$ref"].as_str();
+        let name = schema.and_then(|schema| schema.rsplit('/').next());
+        // No body is read as an empty object.
+        let needed = name.is_some_and(|name| {
+            !schemas[name]["required"].is_null() || !schemas[name]["anyOf"].is_null()
+        });
+        body["required"] = needed.into();
+    }
     let answers = &mut operation["responses"];
     for (status, answer) in entries_mut(answers) {
         let status = status.as_str().unwrap_or_default();
