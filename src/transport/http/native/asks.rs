@@ -231,6 +231,12 @@ pub struct AskFailureBody {
 /// `TaskFailureRequest` of a query or validation task
 #[derive(Debug, Default, Deserialize, utoipa::ToSchema)]
 pub struct AskFailureRequest {
+    /// Part of the contract; the reason of a failure says more.
+    #[allow(dead_code, reason = "part of the contract, without effect here")]
+    exception_type: Option<String>,
+    /// Part of the contract; whoever asked may ask again.
+    #[allow(dead_code, reason = "part of the contract, without effect here")]
+    non_retryable: Option<bool>,
     /// The holder.
     worker_id: Option<String>,
     /// The holder, the SDKs' spelling.
