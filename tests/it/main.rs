@@ -14,6 +14,7 @@ mod capability_rules;
 mod checks;
 mod control;
 mod delivery;
+mod documented;
 mod envelope;
 mod life;
 mod lifecycle;

@@ -84,7 +84,7 @@ function listing(whole, schema) {
   const rows = Object.entries(properties).map(([name, property]) => element("tr", {},
     element("th", {}, required.includes(name) ? `${name} *` : name),
     element("td", {}, kind(whole, property)),
-    element("td", {}, property?.description ?? resolved(whole, property).description ?? "")));
+    element("td", {}, property?.description ?? property?.oneOf?.[0]?.description ?? resolved(whole, property).description ?? "")));
   return rows.length ? element("table", {}, ...rows) : element("p", {}, kind(whole, own));
 }
 
