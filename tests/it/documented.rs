@@ -40,10 +40,15 @@ impl Known {
         Arc::clone(found)
     }
 
-    /// The operation of a path below the base, by the route with the fewest parameters.
+    /// The operation of a path, by the route with the fewest parameters.
     fn operation(&self, method: &Method, path: &str) -> Option<&Value> {
         let paths = self.document["paths"].as_object()?;
-        let fitting = paths.iter().filter(|(pattern, _)| fits(pattern, path));
+        let short = path.strip_prefix(BASE);
+        let fitting = paths.iter().filter(|(pattern, item)| match short {
+            // A path with servers of its own is beside the planes.
+            Some(short) => item["servers"].is_null() && fits(pattern, short),
+            None => fits(pattern, path),
+        });
         let (_, item) = fitting.min_by_key(|(pattern, _)| pattern.matches('{').count())?;
         item.get(method.as_str().to_ascii_lowercase())
     }
@@ -83,9 +88,8 @@ pub fn check(method: &Method, path: &str, answer: &Answer) {
         "" => Known::of(Plane::Control, "1.13"),
         version => Known::of(Plane::Worker, version),
     };
-    let short = path.strip_prefix(BASE).unwrap_or(path);
     let place = format!("{method} {path}: {}", answer.status);
-    let Some(operation) = known.operation(method, short) else {
+    let Some(operation) = known.operation(method, path) else {
         assert!(!answer.status.is_success(), "{place} is not documented");
         return;
     };

@@ -33,18 +33,19 @@ const APART: [&str; 7] = [
 ];
 
 /// Answers that a request may get from the checks in front of every handler, or from any handler
-/// whose database or code fails. What a handler says of them itself goes first.
-const ANYWHERE: [(&str, &str); 7] = [
+/// whose database or code fails. Every request may come with a body, also where none is wanted. What a
+/// handler says of them itself goes first.
+const ANYWHERE: [(&str, &str); 9] = [
     ("400", "BadRequest"),
     ("401", "Unauthorized"),
     ("403", "Forbidden"),
     ("404", "NoNamespace"),
+    ("413", "TooLarge"),
+    ("415", "NotJson"),
     ("422", "Invalid"),
     ("500", "Defect"),
     ("503", "Unavailable"),
 ];
-/// The same for requests with a body. One that is not announced may still be sent.
-const WITH_BODY: [(&str, &str); 2] = [("413", "TooLarge"), ("415", "NotJson")];
 
 /// The whole document.
 pub(super) fn document(plane: Plane, advertised: &Advertised) -> Result<Value, String> {
@@ -99,8 +100,7 @@ fn complete_operation(plane: Plane, given: &Value, schemas: &Value, operation: &
     if !parameters.is_empty() {
         operation["parameters"] = Value::Sequence(parameters);
     }
-    let with_body = !operation["requestBody"].is_null();
-    if with_body {
+    if !operation["requestBody"].is_null() {
         let body = &mut operation["requestBody"];
         let schema = body["content"]["application/json"]["schema"]["$ref"].as_str();
         let name = schema.and_then(|schema| schema.rsplit('/').next());
@@ -125,10 +125,7 @@ fn complete_operation(plane: Plane, given: &Value, schemas: &Value, operation: &
         answer["headers"] = given["headers"][if limited { "limited" } else { "all" }].clone();
         answer["content"]["application/json"]["schema"] = reference("schemas", schema);
     }
-    let common = ANYWHERE
-        .iter()
-        .chain(WITH_BODY.iter().filter(|_| with_body));
-    for (status, name) in common.filter(|_| !apart) {
+    for (status, name) in ANYWHERE.iter().filter(|_| !apart) {
         if answers[*status].is_null() {
             answers[*status] = reference("responses", name);
         }
