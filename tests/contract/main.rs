@@ -9,5 +9,4 @@
 
 mod compare;
 mod differences;
-mod schemas;
 mod worker_plane;

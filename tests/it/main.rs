@@ -21,6 +21,7 @@ mod lifecycle;
 mod malformed;
 mod negotiation;
 mod polls;
+mod published;
 mod races;
 mod registration;
 mod restart;
