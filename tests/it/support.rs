@@ -15,6 +15,8 @@ use sqlx::postgres::PgConnectOptions;
 use sqlx::{Connection, PgConnection};
 use tokio::sync::OnceCell;
 
+use super::documented;
+
 /// The token of test servers.
 pub const TOKEN: &str = "test-token";
 
@@ -325,16 +327,22 @@ impl Client {
         }
     }
 
+    /// Sends a request; whatever comes back has to be what the documents say.
     pub async fn send(&self, request: reqwest::RequestBuilder) -> Answer {
-        let response = request.send().await.expect("the server answers");
+        let (http, request) = request.build_split();
+        let request = request.expect("a request");
+        let (method, path) = (request.method().clone(), request.url().path().to_owned());
+        let response = http.execute(request).await.expect("the server answers");
         let (status, headers) = (response.status(), response.headers().clone());
         let text = response.text().await.expect("the answer is text");
         let body = serde_json::from_str(&text).unwrap_or(Value::String(text));
-        Answer {
+        let answer = Answer {
             status,
             headers,
             body,
-        }
+        };
+        documented::check(&method, &path, &answer);
+        answer
     }
 
     pub async fn get(&self, path: &str) -> Answer {

@@ -1,7 +1,7 @@
 //! What every handler of this server shares: built once, cloned cheaply.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use actix_web::HttpRequest;
@@ -17,6 +17,7 @@ use crate::protocol::support::Supported;
 use crate::protocol::version::Advertised;
 
 use super::compression;
+use super::docs::Documents;
 use super::routes::RouteTable;
 
 /// The state behind all handlers.
@@ -41,6 +42,8 @@ pub struct Api {
     pub server_id: String,
     /// Which routes exist, to tell 404 from 405.
     pub routes: RouteTable,
+    /// The documents, once somebody has asked for them.
+    pub documents: OnceLock<Result<Documents, String>>,
     /// Renders the metrics.
     pub metrics: PrometheusHandle,
     /// When the node started.
@@ -81,6 +84,7 @@ impl Api {
             timing,
             server_id,
             routes,
+            documents: OnceLock::new(),
             metrics,
             started: Instant::now(),
             stopping: AtomicBool::new(false),

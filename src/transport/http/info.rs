@@ -23,7 +23,7 @@ use super::identify::{self, NotAdmitted};
 const ANY: &[Role] = &[Role::Worker, Role::Operator, Role::Admin];
 
 /// Whether the server works.
-#[utoipa::path(tag = "system", operation_id = "health",
+#[utoipa::path(tag = "discovery", operation_id = "getHealth",
     responses((status = 200, description = "It serves."), (status = 503, description = "It cannot reach its database.")))]
 #[get("/health")]
 pub async fn health(api: Data<Api>) -> HttpResponse {
@@ -42,7 +42,7 @@ pub async fn health(api: Data<Api>) -> HttpResponse {
 }
 
 /// Whether the server wants requests.
-#[utoipa::path(tag = "system", operation_id = "ready",
+#[utoipa::path(tag = "discovery", operation_id = "getReadiness",
     responses((status = 200, description = "It does."), (status = 503, description = "It does not, now.")))]
 #[get("/ready")]
 pub async fn ready(api: Data<Api>) -> HttpResponse {
@@ -72,7 +72,7 @@ pub async fn ready(api: Data<Api>) -> HttpResponse {
 }
 
 /// Tells clients what the server speaks and can do.
-#[utoipa::path(tag = "system", operation_id = "clusterInfo",
+#[utoipa::path(tag = "discovery", operation_id = "getClusterInfo",
     responses((status = 200, description = "Versions, capabilities, limits."), (status = 400, description = "The control-plane version is not served."),
         (status = 401, description = "No valid token."), (status = 403, description = "The role of the credential may not do this.")))]
 #[get("/cluster/info")]
@@ -202,7 +202,7 @@ fn limits(api: &Api) -> AnnouncedLimits {
 #[get("/metrics")]
 pub async fn metrics(request: HttpRequest, api: Data<Api>) -> HttpResponse {
     if identify::admit(&api, &request, ANY).is_err() {
-        return HttpResponse::Unauthorized().json(json!({
+        return plain(StatusCode::UNAUTHORIZED).json(json!({
             "reason": Reason::Unauthorized,
             "message": "A valid bearer token is needed.",
         }));

@@ -4,6 +4,7 @@ pub mod api;
 mod body;
 mod compression;
 pub mod control;
+mod docs;
 mod fields;
 mod identify;
 pub mod info;

@@ -44,7 +44,7 @@ pub struct StartWorkflowRequest {
     /// Queue of its workflow tasks.
     task_queue: Option<String>,
     /// Arguments: a plain list, or an envelope.
-    #[schema(value_type = Option<Object>)]
+    #[schema(value_type = Option<serde_json::Value>)]
     input: Option<Box<RawValue>>,
     /// `avro`
     payload_codec: Option<String>,

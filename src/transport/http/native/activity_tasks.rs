@@ -49,7 +49,7 @@ pub struct ActivityTaskHeartbeatRequest {
     /// The attempt.
     activity_attempt_id: Option<String>,
     /// How far the activity is: any JSON.
-    #[schema(value_type = Option<Object>)]
+    #[schema(value_type = Option<serde_json::Value>)]
     progress: Raw,
     /// How far the activity is, in words.
     message: Option<String>,
@@ -60,7 +60,7 @@ pub struct ActivityTaskHeartbeatRequest {
     /// What is counted.
     unit: Option<String>,
     /// Anything else.
-    #[schema(value_type = Option<Object>)]
+    #[schema(value_type = Option<serde_json::Value>)]
     details: Raw,
 }
 
@@ -205,7 +205,7 @@ pub struct ActivityTaskCompleteRequest {
     /// The attempt.
     activity_attempt_id: Option<String>,
     /// What the activity returned: an envelope, or plain JSON.
-    #[schema(value_type = Option<Object>)]
+    #[schema(value_type = Option<serde_json::Value>)]
     result: Raw,
 }
 
@@ -347,7 +347,7 @@ pub struct ActivityFailureBody {
     )]
     stack_trace: Option<String>,
     non_retryable: Option<bool>,
-    #[schema(value_type = Option<Object>)]
+    #[schema(value_type = Option<serde_json::Value>)]
     details: Raw,
 }
 

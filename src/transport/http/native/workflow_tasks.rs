@@ -154,6 +154,10 @@ async fn history_page(
 /// `TaskHeartbeatRequest` of a workflow task
 #[derive(Debug, Default, Deserialize, utoipa::ToSchema)]
 pub struct WorkflowTaskHeartbeatRequest {
+    /// Part of the contract; the progress of a workflow task is its history.
+    #[allow(dead_code, reason = "part of the contract, without effect here")]
+    #[schema(value_type = Option<serde_json::Value>)]
+    progress: Option<serde::de::IgnoredAny>,
     /// The holder.
     worker_id: Option<String>,
     /// The holder, the SDKs' spelling.
@@ -228,7 +232,7 @@ pub struct WorkflowTaskCompleteRequest {
     /// Message streams that are waited on.
     message_stream_waits: Option<Vec<serde_json::Value>>,
     /// The worker keeps the run in memory.
-    #[schema(value_type = Option<Object>)]
+    #[schema(value_type = Option<serde_json::Value>)]
     sticky_cache: Option<Box<RawValue>>,
 }
 
@@ -385,6 +389,9 @@ fn recorded(holder: &Holder, reported: &Reported) -> serde_json::Value {
 /// `TaskFailureRequest` of a workflow task
 #[derive(Debug, Default, Deserialize, utoipa::ToSchema)]
 pub struct WorkflowTaskFailureRequest {
+    /// Part of the contract; a workflow task is always tried again.
+    #[allow(dead_code, reason = "part of the contract, without effect here")]
+    non_retryable: Option<bool>,
     /// The holder.
     worker_id: Option<String>,
     /// The holder, the SDKs' spelling.
