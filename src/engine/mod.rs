@@ -187,6 +187,7 @@ impl Engine {
             namespaces: RwLock::new(names.into()),
             store,
         });
+        rollouts::refresh(&core).await?;
         tokio::spawn(starts::run(Arc::clone(&core), pending_starts));
         tokio::spawn(replays::run(Arc::clone(&core), to_compare));
         tokio::spawn(relays::run(Arc::clone(&core), outbox_ends));

@@ -1,9 +1,7 @@
 //! Builds of a queue: drained, resumed, promoted and rolled back by operators, and where new starts go.
 
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
 
 use super::{Core, Engine, Fault, claims, workers as registrations};
 use crate::domain::ids::{Namespace, TaskQueue};
@@ -15,10 +13,8 @@ use crate::matching::{Ended, QueueKey};
 use crate::store::pool::bounded;
 use crate::store::{rollouts, workers};
 
-/// How long a decision is believed without hearing of it; other nodes tell of changes.
-const BELIEVED: Duration = Duration::from_secs(5);
-/// Queues that are remembered.
-const KEPT: usize = 10_000;
+/// Decisions that are kept in memory.
+const KEPT: i64 = 50_000;
 /// Workers of a queue that are looked at.
 const WORKERS_READ: i64 = 10_000;
 /// Queues that a list of deployments covers.
@@ -70,51 +66,73 @@ impl From<sqlx::Error> for RolloutError {
 }
 
 type QueueName = (Namespace, TaskQueue);
-/// What was read of each queue, and when.
-type Read = HashMap<QueueName, (Arc<[Rollout]>, Instant)>;
 
-/// Decisions that this node has read lately, by queue.
+/// All decisions, which are few, so that a start needs to read none. What is doubted is read again
+/// before it is believed.
 #[derive(Debug, Default)]
-pub(super) struct Rollouts {
-    queues: Mutex<Read>,
-    changes: AtomicU64,
+pub(super) struct Rollouts(Mutex<Known>);
+
+#[derive(Debug)]
+struct Known {
+    queues: HashMap<QueueName, Arc<[Rollout]>>,
+    doubted: HashSet<QueueName>,
+    all_doubted: bool,
+    /// Grows with every change that this node hears of: what was read before is not kept after it.
+    changes: u64,
+}
+
+impl Default for Known {
+    fn default() -> Self {
+        Self {
+            queues: HashMap::new(),
+            doubted: HashSet::new(),
+            all_doubted: true,
+            changes: 0,
+        }
+    }
 }
 
 impl Rollouts {
-    fn map(&self) -> MutexGuard<'_, Read> {
-        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub fn forget(&self, namespace: &Namespace, queue: &TaskQueue) {
-        let mut map = self.map();
-        self.changes.fetch_add(1, Ordering::AcqRel);
-        map.remove(&(namespace.clone(), queue.clone()));
+    /// A decision about this queue was changed.
+    pub fn doubt(&self, namespace: &Namespace, queue: &TaskQueue) {
+        let mut known = self.known();
+        known.changes += 1;
+        known.doubted.insert((namespace.clone(), queue.clone()));
     }
 
-    pub fn forget_all(&self) {
-        let mut map = self.map();
-        self.changes.fetch_add(1, Ordering::AcqRel);
-        map.clear();
+    /// Any decision may have been changed.
+    pub fn doubt_all(&self) {
+        let mut known = self.known();
+        known.changes += 1;
+        known.all_doubted = true;
     }
+}
 
-    fn recent(&self, name: &QueueName) -> Option<Arc<[Rollout]>> {
-        self.map()
-            .get(name)
-            .filter(|(_, seen)| seen.elapsed() < BELIEVED)
-            .map(|(known, _)| Arc::clone(known))
+/// Reads all decisions.
+pub(super) async fn refresh(core: &Core) -> Result<(), Fault> {
+    let changes = core.rollouts.known().changes;
+    let all = rollouts::all(&core.store.reads, KEPT).await?;
+    let is_all = i64::try_from(all.len()).is_ok_and(|found| found < KEPT);
+    let mut queues: HashMap<QueueName, Vec<Rollout>> = HashMap::new();
+    for (namespace, queue, rollout) in all {
+        queues.entry((namespace, queue)).or_default().push(rollout);
     }
-
-    /// Keeps what was read, unless something has changed since `changes`.
-    fn keep(&self, name: QueueName, read: &Arc<[Rollout]>, changes: u64) {
-        let mut map = self.map();
-        if self.changes.load(Ordering::Acquire) != changes {
-            return;
-        }
-        if map.len() >= KEPT {
-            map.clear();
-        }
-        map.insert(name, (Arc::clone(read), Instant::now()));
+    let mut known = core.rollouts.known();
+    if known.changes != changes {
+        return Ok(());
     }
+    known.queues = queues
+        .into_iter()
+        .map(|(name, rollouts)| (name, rollouts.into()))
+        .collect();
+    known.doubted.clear();
+    // Of more than are kept, each is read when it is needed.
+    known.all_doubted = !is_all;
+    Ok(())
 }
 
 async fn of_queue(
@@ -123,14 +141,21 @@ async fn of_queue(
     queue: &TaskQueue,
 ) -> Result<Arc<[Rollout]>, Fault> {
     let name = (namespace.clone(), queue.clone());
-    if let Some(known) = core.rollouts.recent(&name) {
-        return Ok(known);
-    }
-    let changes = core.rollouts.changes.load(Ordering::Acquire);
+    let changes = {
+        let known = core.rollouts.known();
+        if !known.all_doubted && !known.doubted.contains(&name) {
+            let found = known.queues.get(&name).cloned();
+            return Ok(found.unwrap_or_default());
+        }
+        known.changes
+    };
     let read: Arc<[Rollout]> = rollouts::list(&core.store.reads, namespace, queue)
         .await?
         .into();
-    core.rollouts.keep(name, &read, changes);
+    let mut known = core.rollouts.known();
+    if known.changes == changes && known.doubted.remove(&name) {
+        known.queues.insert(name, Arc::clone(&read));
+    }
     Ok(read)
 }
 
@@ -227,7 +252,7 @@ impl Engine {
         }
         let changed = workers::stamp(&mut transaction, namespace, queue, build.as_deref()).await?;
         transaction.commit().await?;
-        core.rollouts.forget(namespace, queue);
+        core.rollouts.doubt(namespace, queue);
         core.hints.rollouts(namespace, queue);
         for worker in changed {
             let worker = Arc::new(worker);
@@ -311,6 +336,14 @@ impl Engine {
             views.extend(self.builds(namespace, queue).await?);
         }
         Ok(views)
+    }
+
+    /// Reads what is decided about all builds.
+    ///
+    /// # Errors
+    /// [`Fault`].
+    pub async fn refresh_rollouts(&self) -> Result<(), Fault> {
+        refresh(&self.core).await
     }
 
     /// How many workers run these types on these queues, by build.

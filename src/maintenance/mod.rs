@@ -20,8 +20,8 @@ const ABSENT_PAUSE: Duration = Duration::from_millis(2_000);
 const RELAY_PAUSE: Duration = Duration::from_millis(2_000);
 /// Pause between two looks for asks that nobody waits for.
 const ASK_PAUSE: Duration = Duration::from_secs(10);
-/// Pause between two looks for ready tasks that nobody may take.
-const UNSERVED_PAUSE: Duration = Duration::from_secs(5);
+/// Pause between two looks at the fleet: ready tasks that nobody may take, decisions about builds.
+const FLEET_PAUSE: Duration = Duration::from_secs(5);
 /// How often queues are looked through for those whose slow re-check is due.
 const RECHECK_TICK: Duration = Duration::from_millis(250);
 /// Hints that are gathered into one notification.
@@ -51,7 +51,7 @@ pub fn start(engine: &Engine, shutdown: &Shutdown) -> JoinSet<()> {
     start("absent", Box::pin(absent(of())));
     start("relays", Box::pin(relays(of())));
     start("asks", Box::pin(asks(of())));
-    start("unserved", Box::pin(unserved(of())));
+    start("fleet", Box::pin(fleet(of())));
     start("wakes", Box::pin(wakes(of())));
     start("recheck", Box::pin(recheck(of())));
     start("hints", Box::pin(hints(of())));
@@ -112,11 +112,12 @@ async fn asks(engine: Engine) {
     }
 }
 
-async fn unserved(engine: Engine) {
+async fn fleet(engine: Engine) {
     loop {
         // A failed pass is tried again after the same pause; what was found before stands until then.
         let _ = engine.look_for_unserved().await;
-        tokio::time::sleep(UNSERVED_PAUSE).await;
+        let _ = engine.refresh_rollouts().await;
+        tokio::time::sleep(FLEET_PAUSE).await;
     }
 }
 

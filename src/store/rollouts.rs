@@ -211,6 +211,37 @@ pub async fn unreplayable(
 }
 
 #[derive(FromRow)]
+struct PlacedRow {
+    namespace: String,
+    queue: String,
+    #[sqlx(flatten)]
+    row: Row,
+}
+
+/// All builds that operators have spoken of, at most `limit`.
+///
+/// # Errors
+/// The database cannot be reached.
+pub async fn all(pool: &PgPool, limit: i64) -> sqlx::Result<Vec<(Namespace, TaskQueue, Rollout)>> {
+    let rows: Vec<PlacedRow> = sqlx::query_as(
+        "select * from build_id_rollouts order by namespace, queue, build_id limit $1",
+    )
+    .bind(limit)
+    .fetch_all(pool)
+    .await?;
+    Ok(rows
+        .into_iter()
+        .map(|placed| {
+            (
+                placed.namespace.into(),
+                placed.queue.into(),
+                placed.row.into(),
+            )
+        })
+        .collect())
+}
+
+#[derive(FromRow)]
 struct ServingRow {
     queue: String,
     workflow_type: String,
