@@ -4,6 +4,7 @@ pub mod api;
 mod body;
 pub mod control;
 mod docs;
+pub mod documents;
 mod fields;
 mod identify;
 pub mod info;
