@@ -68,6 +68,7 @@ impl Node {
             server_id,
             metrics,
             openapi::routes(),
+            openapi::write,
         )?);
         let (server, serving) = start_listener(listener, Arc::clone(&api), threads)?;
         Ok(Self {

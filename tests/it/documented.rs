@@ -55,7 +55,7 @@ impl Known {
 
     fn resolve<'a>(&'a self, value: &'a Value) -> &'a Value {
         match value["$ref"].as_str() {
-            Some(reference) => &self.document.pointer(&reference[1..]).expect("a component"),
+            Some(reference) => self.document.pointer(&reference[1..]).expect("a component"),
             None => value,
         }
     }

@@ -1,7 +1,7 @@
 //! What every handler of this server shares: built once, cloned cheaply.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use actix_web::HttpRequest;
@@ -17,7 +17,7 @@ use crate::protocol::support::Supported;
 use crate::protocol::version::Advertised;
 
 use super::compression;
-use super::docs::Documents;
+use super::documents::{Documents, Writer};
 use super::routes::RouteTable;
 
 /// The state behind all handlers.
@@ -43,7 +43,7 @@ pub struct Api {
     /// Which routes exist, to tell 404 from 405.
     pub routes: RouteTable,
     /// The documents, once somebody has asked for them.
-    pub documents: OnceLock<Result<Documents, String>>,
+    pub documents: Documents,
     /// Renders the metrics.
     pub metrics: PrometheusHandle,
     /// When the node started.
@@ -62,6 +62,7 @@ impl Api {
         server_id: String,
         metrics: PrometheusHandle,
         routes: RouteTable,
+        documents: Writer,
     ) -> Result<Self, String> {
         let advertised: Advertised = settings
             .worker_protocol
@@ -84,7 +85,7 @@ impl Api {
             timing,
             server_id,
             routes,
-            documents: OnceLock::new(),
+            documents: Documents::new(documents),
             metrics,
             started: Instant::now(),
             stopping: AtomicBool::new(false),

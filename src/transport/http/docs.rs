@@ -13,7 +13,6 @@ use crate::protocol::reason::Reason;
 use crate::protocol::{CONTROL_PLANE_HEADER, CONTROL_PLANE_VERSION};
 
 use super::api::Api;
-use super::openapi::Plane;
 
 /// The page loads and calls nothing but this server, and nobody may put it into a frame.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
@@ -32,38 +31,13 @@ const ASSETS: [(&str, &str, &str); 2] = [
     ),
 ];
 
-/// The documents of this server, written once.
-#[derive(Debug)]
-pub struct Documents(Vec<Written>);
-
-#[derive(Debug)]
-struct Written {
-    plane: Plane,
-    json: String,
-    yaml: String,
-}
-
-impl Documents {
-    fn of(api: &Api) -> Result<Self, String> {
-        let written = Plane::ALL.into_iter().map(|plane| {
-            let whole = plane.document(&api.advertised)?;
-            Ok(Written {
-                plane,
-                json: whole.json()?,
-                yaml: whole.yaml()?,
-            })
-        });
-        written.collect::<Result<_, String>>().map(Self)
-    }
-}
-
 /// A plane's document, for the version that this server advertises.
 #[utoipa::path(tag = "discovery", operation_id = "getDocument",
     params(("document" = String, Path, description = "A plane's name and a format.")),
     responses((status = 200, description = "The document."), (status = 404, description = "There is no such document.")))]
 #[get("/openapi/{document}")]
 pub async fn get_document(api: Data<Api>, name: Path<String>) -> HttpResponse {
-    let documents = match api.documents.get_or_init(|| Documents::of(&api)) {
+    let documents = match api.documents.all(&api.advertised) {
         Ok(documents) => documents,
         Err(error) => {
             tracing::error!(error, "a document cannot be written");
@@ -74,7 +48,7 @@ pub async fn get_document(api: Data<Api>, name: Path<String>) -> HttpResponse {
         }
     };
     let (plane, format) = name.rsplit_once('.').unwrap_or((&name, ""));
-    let written = documents.0.iter().find(|one| one.plane.name() == plane);
+    let written = documents.iter().find(|one| one.name == plane);
     match (written, format) {
         (Some(written), "json") => file("application/json", written.json.clone()),
         (Some(written), "yaml") => file("application/yaml", written.yaml.clone()),

@@ -5,6 +5,7 @@ mod body;
 mod compression;
 pub mod control;
 mod docs;
+pub mod documents;
 mod fields;
 mod identify;
 pub mod info;

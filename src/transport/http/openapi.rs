@@ -9,6 +9,7 @@ use yaml_serde::Value;
 
 use crate::protocol::version::Advertised;
 
+use super::documents::Written;
 use super::routes::RouteTable;
 use super::{control, docs, info, native};
 
@@ -96,4 +97,20 @@ pub fn control_plane() -> OpenApi {
 /// All routes that are served.
 pub fn routes() -> RouteTable {
     RouteTable::of(&worker_plane()).and(RouteTable::of(&control_plane()))
+}
+
+/// Writes all documents, to be served.
+///
+/// # Errors
+/// The parts do not fit together, which is a defect.
+pub fn write(advertised: &Advertised) -> Result<Vec<Written>, String> {
+    let written = Plane::ALL.into_iter().map(|plane| {
+        let document = plane.document(advertised)?;
+        Ok(Written {
+            name: plane.name(),
+            json: document.json()?,
+            yaml: document.yaml()?,
+        })
+    });
+    written.collect()
 }

@@ -25,7 +25,8 @@ pub struct Nothing {}
 /// Removes a worker and gives back what it holds.
 #[utoipa::path(tag = "worker-lifecycle", operation_id = "deregisterWorker",
     params(("workerId" = String, Path, description = "The worker.")),
-    responses((status = 200, description = "It is gone."), (status = 404, description = "It was not registered.")))]
+    responses((status = 200, description = "It is gone."), (status = 404, description = "It was not registered."),
+        (status = 409, description = "It may not be removed now; part of the contract, never answered by this server.")))]
 #[delete("/registrations/{workerId}")]
 pub async fn deregister_worker(call: Call<WorkerOnly, Nothing>, worker: Path<String>) -> Native {
     Native(deregister(call, worker.into_inner()).await)

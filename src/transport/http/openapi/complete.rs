@@ -140,8 +140,8 @@ fn complete_operation(plane: Plane, given: &Value, schemas: &Value, operation: &
 
 /// Puts in what depends on the advertised version, and the words that the code lists.
 fn speak(plane: Plane, advertised: &Advertised, document: &mut Value) {
-    let reasons = || sequence(Reason::ALL.iter().map(|reason| reason.as_str().into()));
-    document["components"]["schemas"]["Reason"]["enum"] = reasons();
+    let reasons = sequence(Reason::ALL.iter().map(|reason| reason.as_str().into()));
+    document["components"]["schemas"]["Reason"]["enum"] = reasons;
     if plane == Plane::Control {
         return;
     }
