@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::leases::PollName;
-use super::{Core, Fault, sessions};
+use super::{Core, Fault, admissions};
 use crate::domain::routing::{Poller, Profile, TaskKind};
 use crate::matching::{Grant, GrantedLease, QueueKey, Reserved, WorkerKey};
 use crate::store::asks;
@@ -76,7 +76,7 @@ pub(super) async fn claim(
             .enumerate()
             .filter(|(place, _)| claimed.iter().all(|task| task.poller != *place))
             .collect();
-        let entered = sessions::claim(core, key, profile, &left).await;
+        let entered = admissions::claim(core, key, profile, &left).await;
         match entered {
             Ok((tasks, waiting)) => {
                 claimed.extend(tasks);

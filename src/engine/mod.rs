@@ -1,5 +1,6 @@
 //! Use cases: load, ask the domain, commit, wake. Knows no transport and writes no SQL.
 
+mod admissions;
 mod alarms;
 mod answers;
 mod asks;

@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
 use super::grant::Grant;
-
-use crate::domain::ids::{Namespace, TaskQueue, WorkerId};
-use crate::domain::routing::{Poller, Profile, Routing, TaskKind};
+use super::keys::{QueueKey, WorkerKey};
+use super::parked::{Ended, Parked, Slot, Word};
+use crate::domain::ids::Namespace;
+use crate::domain::routing::{Poller, Profile, Routing};
 
 /// Shortest and longest pause between two looks at a queue that has parked polls and no hint.
 const RECHECK: std::ops::Range<u64> = 1_500..2_500;
@@ -17,119 +18,6 @@ const RECHECK: std::ops::Range<u64> = 1_500..2_500;
 const PROFILES_KEPT: usize = 64;
 /// Queues that are remembered while nobody waits on them.
 const IDLE_QUEUES_KEPT: usize = 10_000;
-
-/// A queue of one kind of task.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct QueueKey {
-    /// Workflow or activity.
-    pub kind: TaskKind,
-    /// Namespace.
-    pub namespace: Namespace,
-    /// Queue.
-    pub queue: TaskQueue,
-}
-
-impl From<&Routing> for QueueKey {
-    fn from(routing: &Routing) -> Self {
-        Self {
-            kind: routing.kind,
-            namespace: routing.namespace.clone(),
-            queue: routing.queue.clone(),
-        }
-    }
-}
-
-/// A worker of a namespace.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct WorkerKey {
-    /// Namespace.
-    pub namespace: Namespace,
-    /// The worker.
-    pub worker: WorkerId,
-}
-
-/// Why a parked poll ends without a task.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
-    /// The worker drains.
-    Draining,
-    /// The registration that the poll relied on is gone or replaced.
-    Superseded,
-    /// The worker has asked again under the same name and no longer listens here.
-    Repeated,
-    /// The server stops.
-    Shutdown,
-}
-
-/// What a parked poll hears.
-type Word = Result<Grant, Ended>;
-
-#[derive(Debug)]
-enum Slot {
-    /// Nobody has spoken for it.
-    Waiting(oneshot::Sender<Word>),
-    /// A commit or claim that may give it a task is under way. It is to end after that, if a reason is
-    /// there.
-    Reserved(oneshot::Sender<Word>, Option<Ended>),
-    /// It has its answer, or is gone.
-    Over,
-}
-
-#[derive(Debug)]
-struct Parked {
-    ticket: u64,
-    worker: WorkerKey,
-    /// Of the registration that the poll was admitted with.
-    epoch: u64,
-    poller: Poller,
-    profile: Profile,
-    /// The queues it waits on.
-    keys: Vec<QueueKey>,
-    slot: Mutex<Slot>,
-}
-
-impl Parked {
-    fn slot(&self) -> MutexGuard<'_, Slot> {
-        self.slot.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Speaks for the poll. `false` when somebody else has.
-    fn reserve(&self) -> bool {
-        let mut slot = self.slot();
-        match std::mem::replace(&mut *slot, Slot::Over) {
-            Slot::Waiting(word) => {
-                *slot = Slot::Reserved(word, None);
-                true
-            }
-            other => {
-                *slot = other;
-                false
-            }
-        }
-    }
-
-    /// Whether `later` is the same poll of the same worker once more.
-    fn is_repeated_by(&self, later: &Self) -> bool {
-        self.poller.poll_request_id.is_some()
-            && self.poller.poll_request_id == later.poller.poll_request_id
-            && self.keys == later.keys
-    }
-
-    fn end(&self, why: Ended) {
-        let mut slot = self.slot();
-        match std::mem::replace(&mut *slot, Slot::Over) {
-            Slot::Waiting(word) => {
-                let _ = word.send(Err(why));
-            }
-            Slot::Reserved(word, before) => {
-                // A stopping server still hands out what it has promised.
-                let why = Some(why).filter(|why| *why != Ended::Shutdown);
-                *slot = Slot::Reserved(word, why.or(before));
-            }
-            Slot::Over => {}
-        }
-    }
-}
 
 /// Polls of one queue that can take the same tasks.
 #[derive(Debug)]

@@ -439,6 +439,6 @@ mod tests {
         let highest = (1..)
             .take_while(|n| text.contains(&format!("${n}::")))
             .count();
-        assert_eq!(highest, 112, "parameters in the statement");
+        assert_eq!(highest, 114, "parameters in the statement");
     }
 }

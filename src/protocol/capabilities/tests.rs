@@ -157,9 +157,7 @@ fn this_build_announces_its_commands_and_nothing_that_it_lacks() {
         json!({"supported": false})
     );
     assert_eq!(all["observability_context"], json!({"supported": false}));
-    for absent in ["worker_session_verbs", "task_queue_priority_fairness"] {
-        assert!(all.get(absent).is_none(), "{absent}");
-    }
+    assert!(all.get("task_queue_priority_fairness").is_none());
 }
 
 #[test]
