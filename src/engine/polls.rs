@@ -457,11 +457,12 @@ impl Engine {
         let page = self.page(&cached, 1, seen, page_size).await?;
         let namespace = &cached.state.begun.namespace;
         let epoch = match &cached.state.kept {
-            None => 0,
-            Some(_) => {
-                let worker = self.worker(namespace, &lease.owner).await?;
+            // Another process may have registered through another node a moment ago.
+            Some(kept) if kept.worker == lease.owner => {
+                let worker = self.read_worker(namespace, &lease.owner).await?;
                 worker.map_or(0, |worker| worker.epoch)
             }
+            _ => 0,
         };
         Ok(Some(WorkflowTaskView {
             replay_mode: cached

@@ -17,7 +17,7 @@ use crate::store::sessions::{self, Candidate, Seekers};
 /// Ready tasks of sessions that one claim looks at.
 const LOOKED_AT: i64 = 64;
 
-/// A worker that wants to own a session.
+/// A worker that asks to own a session; `owned` are its others.
 pub(super) fn applicant(worker: &Registration, owned: u32) -> Applicant {
     let said = &worker.description;
     Applicant {

@@ -62,6 +62,10 @@ fn describe() {
         "Tasks handed to a waiting poll in the commit that opened them, by kind."
     );
     describe_counter!(
+        "dw_sticky_cache_total",
+        "What workers say became of the runs that they keep, by outcome."
+    );
+    describe_counter!(
         "dw_polls_abandoned_total",
         "Tasks given back because nobody received the answer."
     );
