@@ -2,6 +2,8 @@
 
 use std::fmt::Write as _;
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
@@ -12,6 +14,8 @@ use crate::shape::{Event, Shape, WorkflowTask};
 const CONCURRENT: u32 = 1_000_000;
 /// Events of a page of history when all of it is read.
 const PAGE: usize = 1_000;
+/// Events of one activity.
+const CYCLE: usize = 3;
 /// Pages of a history that are read at most.
 const MAX_PAGES: usize = 1_000;
 
@@ -228,6 +232,20 @@ pub fn complete_workflow(task: &WorkflowTask<'_>, commands: &str) -> (String, St
         format!("/api/worker/workflow-tasks/{}/complete", task.task_id),
         format!(
             r#"{{"lease_owner":"{}","workflow_task_attempt":{},"commands":{commands}}}"#,
+            task.lease_owner, task.workflow_task_attempt
+        ),
+    )
+}
+
+/// The path and body of the page that follows what the task before this one had shown: the last
+/// cycle of an activity. The token is the number of an event, as this protocol's servers write it.
+pub fn page_since(task: &WorkflowTask<'_>) -> (String, String) {
+    let after = task.total_history_events.saturating_sub(CYCLE);
+    let token = STANDARD.encode(after.to_string());
+    (
+        format!("/api/worker/workflow-tasks/{}/history", task.task_id),
+        format!(
+            r#"{{"lease_owner":"{}","workflow_task_attempt":{},"next_history_page_token":"{token}"}}"#,
             task.lease_owner, task.workflow_task_attempt
         ),
     )

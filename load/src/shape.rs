@@ -7,6 +7,8 @@ use crate::payload::text_blob;
 
 /// Commands of one completion that carries markers.
 pub const MARKERS: usize = 500;
+/// Events by which a growing history grows at once.
+pub const GROWTH: usize = 500;
 /// Children of a fan-out.
 const CHILDREN: usize = 10;
 /// Signals of a workflow that waits for them.
@@ -40,6 +42,8 @@ pub enum Shape {
     Held,
     /// Takes signals until it has had so many.
     Hot(usize),
+    /// Grows by a batch of markers and a signal, so many times.
+    Growing(usize),
 }
 
 /// A workflow task, as far as a worker needs it.
@@ -144,6 +148,7 @@ impl Shape {
             Self::Wide(count) => format!("wide-{count}"),
             Self::Held => "held".to_owned(),
             Self::Hot(count) => format!("hot-{count}"),
+            Self::Growing(count) => format!("growing-{count}"),
         }
     }
 
@@ -158,6 +163,9 @@ impl Shape {
         }
         if let Some(count) = numbered("hot-") {
             return Some(Self::Hot(count));
+        }
+        if let Some(count) = numbered("growing-") {
+            return Some(Self::Growing(count));
         }
         SHAPES.into_iter().find(|shape| shape.name() == name)
     }
@@ -205,6 +213,12 @@ impl Shape {
                 events.extend(std::iter::repeat_n("ActivityScheduled", count));
             }
             Self::Held => events.extend(["SignalWaitOpened", "SignalReceived", "SignalApplied"]),
+            Self::Growing(count) => {
+                for _ in 0..count {
+                    events.extend(std::iter::repeat_n("SideEffectRecorded", GROWTH - 1));
+                    events.push("SignalReceived");
+                }
+            }
             Self::Hot(count) => events.extend(std::iter::repeat_n("SignalReceived", count)),
         }
         if !matches!(self, Self::Wide(_)) {
@@ -323,22 +337,17 @@ impl Shape {
                 _ => return unexpected(),
             },
             Self::Replay => match total {
-                2 => {
-                    let marker = format!(
-                        r#"{{"type":"record_side_effect","result":{{"codec":"avro","blob":"{}"}}}}"#,
-                        text_blob("a marker of some bytes")
-                    );
-                    Step {
-                        waits: Some(0),
-                        ..Step::go_on(list(&marker, MARKERS))
-                    }
-                }
+                2 => Step {
+                    waits: Some(0),
+                    ..Step::go_on(list(&marker(), MARKERS))
+                },
                 _ if total == 3 + MARKERS => Step::end(input),
                 _ => return unexpected(),
             },
             Self::Wide(count) => match total {
                 2 => Step {
                     activities: count,
+                    waits: Some(0),
                     ..Step::go_on(list(
                         activity("echo", input).trim_matches(['[', ']']),
                         count,
@@ -346,6 +355,14 @@ impl Shape {
                 },
                 _ if total == 2 + 3 * count => Step::end(input),
                 _ => Step::go_on("[]".to_owned()),
+            },
+            Self::Growing(count) => match (total - 2) / GROWTH {
+                _ if (total - 2) % GROWTH != 0 => return unexpected(),
+                grown if grown < count => Step {
+                    waits: Some(grown),
+                    ..Step::go_on(list(&marker(), GROWTH - 1))
+                },
+                _ => Step::end(input),
             },
             Self::Hot(count) => match total - 2 {
                 0 => Step {
@@ -365,6 +382,11 @@ impl Shape {
             return format!(r#"{{"codec":"avro","blob":"{blob}"}}"#);
         }
         arguments.to_owned()
+    }
+
+    /// Whether the workload, not the starter, makes it go on.
+    pub fn is_pushed_by_others(self) -> bool {
+        matches!(self, Self::Held | Self::Hot(_) | Self::Wide(_))
     }
 
     /// Whether the output must be the input.
@@ -405,6 +427,13 @@ fn list(command: &str, count: usize) -> String {
 
 fn activity(kind: &str, input: &str) -> String {
     format!(r#"[{{"type":"schedule_activity","activity_type":"{kind}","arguments":{input}}}]"#)
+}
+
+fn marker() -> String {
+    format!(
+        r#"{{"type":"record_side_effect","result":{{"codec":"avro","blob":"{}"}}}}"#,
+        text_blob("a marker of some bytes")
+    )
 }
 
 fn wait(number: usize) -> Step {

@@ -1,6 +1,9 @@
 //! The workloads, by name.
 
+mod backlog;
 mod closed;
+mod growth;
+mod idle;
 
 use clap::Subcommand;
 
@@ -27,6 +30,36 @@ pub enum Workload {
     Replay,
     /// A mix of shapes.
     Mixed,
+    /// One completion schedules --count activities.
+    Wide,
+    /// One run alternates between activities and workflow tasks, --count times.
+    LongLoop,
+    /// --count signals go to one run.
+    HotRun,
+    /// --count activities are ready before the pollers start.
+    Backlog,
+    /// `one-activity` and `backlog` under an old snapshot of the database.
+    OldSnapshot,
+    /// One workflow at a time beside a queue flooded with --count tasks.
+    Neighbour,
+    /// Pages of a closed run of --count events.
+    HistoryPage,
+    /// Queries of a cohort; --count is the number of units, five queries per second each.
+    Query,
+    /// --count polls with nothing to do.
+    IdlePolls {
+        /// Queues that they are spread over.
+        #[arg(long, default_value_t = 1)]
+        queues: usize,
+    },
+    /// One start at a time with --count polls held.
+    Wake {
+        /// Polls are held on the second server, workflows started on the first.
+        #[arg(long)]
+        other_node: bool,
+    },
+    /// Held polls that vanish while tasks arrive.
+    Disconnect,
 }
 
 /// Runs one round.
@@ -44,5 +77,31 @@ pub async fn run(bench: &mut Bench, workload: &Workload) -> Result<(), String> {
         Workload::FanOut => closed::fan_out(bench).await,
         Workload::Replay => closed::replay(bench).await,
         Workload::Mixed => closed::mixed(bench).await,
+        Workload::Wide => {
+            let count = bench.options.count(100, 20);
+            growth::wide(bench, count).await
+        }
+        Workload::LongLoop => {
+            let count = bench.options.count(1_000, 30);
+            growth::long_loop(bench, count).await
+        }
+        Workload::HotRun => growth::hot_run(bench).await,
+        Workload::Backlog => {
+            let count = bench.options.count(10_000, 500);
+            backlog::backlog(bench, count, "").await
+        }
+        Workload::OldSnapshot => backlog::old_snapshot(bench).await,
+        Workload::Neighbour => backlog::neighbour(bench).await,
+        Workload::HistoryPage => {
+            let count = bench.options.count(5_000, 1_000);
+            growth::history_page(bench, count).await
+        }
+        Workload::Query => growth::query(bench).await,
+        Workload::IdlePolls { queues } => idle::idle_polls(bench, (*queues).max(1)).await,
+        Workload::Wake { other_node } => {
+            let count = bench.options.count(1_000, 50);
+            idle::wake(bench, count, *other_node).await
+        }
+        Workload::Disconnect => idle::disconnect(bench).await,
     }
 }

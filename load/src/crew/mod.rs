@@ -1,22 +1,30 @@
 //! The crew of a workload: starters, workflow pollers, activity pollers and query pollers, and the
 //! book of what was promised and what came of it.
 
+mod pollers;
+mod starters;
+
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
-use crate::api::{self, ActivityTask, QueryTask, Refused};
+use crate::api::{self, Refused};
 use crate::histogram::Histogram;
-use crate::http::{Connection, Plane, Target};
-use crate::payload::{Blobs, Chance, text_blob};
-use crate::shape::{SIGNAL_BYTES, Shape, TIMER_SECONDS, WorkflowTask};
+use crate::http::{Connection, Target};
+use crate::payload::{Blobs, Chance};
+use crate::shape::Shape;
 
-/// Connections that start workflows at a rate.
-const RATE_STARTERS: usize = 64;
+use pollers::{Kind, poll};
+use starters::{at_rate, keep_open};
+
+/// Starts each second that one connection is there for, and how many connections there are.
+const STARTS_EACH: f64 = 4.0;
+const MIN_STARTERS: f64 = 64.0;
+const MAX_STARTERS: f64 = 1_024.0;
 /// Pause before a refused call is made again.
 const AGAIN: Duration = Duration::from_millis(25);
 /// How long the last workflows are waited for.
@@ -54,6 +62,16 @@ pub struct Plan {
     pub payload: usize,
     /// Events of the first page of a task.
     pub page: Option<usize>,
+    /// Workflows that are started in all.
+    pub limit: u64,
+    /// A starter goes on once its workflow waits, and leaves it open.
+    pub leave_open: bool,
+    /// Where workflows are started, if not where tasks are polled.
+    pub started_at: Option<Vec<Target>>,
+    /// Activities after which the time is noted, again and again; 0 for never.
+    pub milestone: u64,
+    /// Workers read the end of the history themselves, from where they stopped.
+    pub read_on: bool,
     /// Calls that the server cannot serve just now are made again.
     pub insist: bool,
     /// Finished workflows that are remembered for the check.
@@ -103,6 +121,8 @@ pub struct Figures {
     pub start_call: Histogram,
     pub workflow_call: Histogram,
     pub activity_call: Histogram,
+    /// Polls that came back with an activity.
+    pub claim_call: Histogram,
     pub signal_call: Histogram,
     pub query_call: Histogram,
     /// How late timers fired.
@@ -128,6 +148,12 @@ pub struct Shared {
     began: Instant,
     /// Completions by second since the crew began.
     seconds: Vec<AtomicU64>,
+    /// Activities that were reported.
+    pub activities: AtomicU64,
+    /// When so many more of them were.
+    pub milestones: Mutex<Vec<Instant>>,
+    /// Polls of every second poller end without a word when it changes.
+    cut: watch::Sender<u64>,
     /// Runs that wait in a shape that nobody pushes on.
     pub held: Mutex<Vec<(String, String)>>,
 }
@@ -137,9 +163,11 @@ pub struct Crew {
     pub shared: Arc<Shared>,
     starters: JoinSet<()>,
     workers: JoinSet<()>,
+    workflow_workers: JoinSet<()>,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+/// The value, whoever panicked with it.
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -301,6 +329,9 @@ impl Crew {
             landed: AtomicU64::new(0),
             began: Instant::now(),
             seconds: (0..SECONDS).map(|_| AtomicU64::new(0)).collect(),
+            activities: AtomicU64::new(0),
+            milestones: Mutex::default(),
+            cut: watch::Sender::new(0),
             held: Mutex::default(),
             plan,
         });
@@ -308,6 +339,7 @@ impl Crew {
             shared,
             starters: JoinSet::new(),
             workers: JoinSet::new(),
+            workflow_workers: JoinSet::new(),
         };
         crew.register().await?;
         let plan = &crew.shared.plan;
@@ -325,17 +357,7 @@ impl Crew {
                         .spawn(keep_open(Arc::clone(&crew.shared), slot));
                 }
             }
-            Pace::Rate(rate) => {
-                let ticket = Arc::new(AtomicU64::new(0));
-                for slot in 0..RATE_STARTERS {
-                    crew.starters.spawn(at_rate(
-                        Arc::clone(&crew.shared),
-                        slot,
-                        rate,
-                        Arc::clone(&ticket),
-                    ));
-                }
-            }
+            Pace::Rate(rate) => crew.start_at_rate(rate),
             Pace::Nobody => {}
         }
         Ok(crew)
@@ -380,7 +402,7 @@ impl Crew {
     pub fn work(&mut self, workflow: usize, activity: usize, query: usize) {
         let shared = &self.shared;
         for slot in 0..workflow {
-            self.workers
+            self.workflow_workers
                 .spawn(poll(Arc::clone(shared), slot, Kind::Workflow));
         }
         for slot in 0..activity {
@@ -390,6 +412,17 @@ impl Crew {
         for slot in 0..query {
             self.workers
                 .spawn(poll(Arc::clone(shared), slot, Kind::Query));
+        }
+    }
+
+    /// From now on so many workflows are started each second.
+    pub fn start_at_rate(&mut self, rate: f64) {
+        let (ticket, began) = (Arc::new(AtomicU64::new(0)), Instant::now());
+        let starters = (rate / STARTS_EACH).clamp(MIN_STARTERS, MAX_STARTERS);
+        for slot in 0..starters as usize {
+            let (shared, ticket) = (Arc::clone(&self.shared), Arc::clone(&ticket));
+            self.starters
+                .spawn(at_rate(shared, slot, rate, began, ticket));
         }
     }
 
@@ -406,6 +439,7 @@ impl Crew {
             &figures.start_call,
             &figures.workflow_call,
             &figures.activity_call,
+            &figures.claim_call,
             &figures.signal_call,
             &figures.query_call,
             &figures.lateness,
@@ -419,6 +453,21 @@ impl Crew {
     /// From now on it no longer counts.
     pub fn close_window(&self) {
         self.shared.window.store(false, Relaxed);
+    }
+
+    /// Nobody polls for workflow tasks any more. Nothing may be under way.
+    pub async fn rest_workflows(&mut self) {
+        self.workflow_workers.shutdown().await;
+    }
+
+    /// Every second poller drops its connection, if it waits for a task.
+    pub fn cut(&self) {
+        self.shared.cut.send_modify(|round| *round += 1);
+    }
+
+    /// Waits until all starters have ended, which only those of a limited number do.
+    pub async fn all_started(&mut self) {
+        while self.starters.join_next().await.is_some() {}
     }
 
     /// Nobody starts any more.
@@ -448,6 +497,7 @@ impl Crew {
         self.shared.working.store(false, Relaxed);
         self.shared.starting.store(false, Relaxed);
         self.starters.shutdown().await;
+        self.workflow_workers.shutdown().await;
         self.workers.shutdown().await;
         self.shared
     }
@@ -455,304 +505,4 @@ impl Crew {
 
 fn worker(plan: &Plan, queue: usize) -> String {
     format!("{}-w{queue}", plan.name)
-}
-
-async fn keep_open(shared: Arc<Shared>, slot: usize) {
-    let plan = &shared.plan;
-    let mut connection = Connection::new(&plan.targets[slot % plan.targets.len()]);
-    let queue = &plan.queues[slot % plan.queues.len()];
-    while shared.starting.load(Relaxed) {
-        let (sender, mut stages) = mpsc::unbounded_channel();
-        let n = shared.next.fetch_add(1, Relaxed);
-        let shape = shared.shape(n);
-        let workflow = format!("{}-{n}", plan.name);
-        let now = Instant::now();
-        let begun = start(
-            &shared,
-            &mut connection,
-            (n, shape, &workflow),
-            queue,
-            now,
-            Some(sender),
-        );
-        if !begun.await {
-            continue;
-        }
-        while let Some(stage) = stages.recv().await {
-            let wait = match stage {
-                Stage::Done => break,
-                Stage::Waits(wait) => wait,
-            };
-            if matches!(shape, Shape::Held | Shape::Hot(_)) {
-                continue;
-            }
-            push_on(&shared, &mut connection, &workflow, wait).await;
-        }
-    }
-}
-
-/// Sends the signal that a workflow waits for.
-async fn push_on(shared: &Shared, connection: &mut Connection, workflow: &str, wait: usize) {
-    let blob = text_blob(&Chance::new(wait as u64 + 1).text(SIGNAL_BYTES));
-    let (name, request) = (format!("s{wait}"), format!("{workflow}-s{wait}"));
-    shared.mark(workflow, Duration::ZERO);
-    loop {
-        match api::signal(connection, workflow, &name, &blob, &request).await {
-            Ok(seconds) => return shared.note(&shared.figures.signal_call, seconds),
-            Err(refused) if shared.plan.insist && refused.may_repeat() => {
-                tokio::time::sleep(AGAIN).await;
-            }
-            Err(refused) => return shared.error(refused),
-        }
-    }
-}
-
-async fn start(
-    shared: &Shared,
-    connection: &mut Connection,
-    (n, shape, workflow): (u64, Shape, &str),
-    queue: &str,
-    scheduled: Instant,
-    starter: Option<mpsc::UnboundedSender<Stage>>,
-) -> bool {
-    let counted = shared.window.load(Relaxed);
-    shared.takes_off(
-        workflow,
-        Flight {
-            n,
-            scheduled,
-            mark: Instant::now(),
-            counted,
-            starter,
-        },
-    );
-    let mut tried = false;
-    loop {
-        match api::start(connection, workflow, shape, queue, shared.input(shape, n)).await {
-            Ok((_, seconds)) => {
-                shared.note(&shared.figures.start_call, seconds);
-                return true;
-            }
-            // An earlier try was faster than its answer.
-            Err(refused) if tried && refused.reason == "instance_already_started" => return true,
-            Err(refused) if refused.status == 0 && shared.plan.insist => {
-                tried = true;
-                tokio::time::sleep(AGAIN).await;
-            }
-            Err(refused) => {
-                shared.did_not_take_off(workflow);
-                if shared.plan.insist && refused.may_repeat() && refused.hint {
-                    shared.figures.refused.fetch_add(1, Relaxed);
-                } else {
-                    shared.error(refused);
-                }
-                tokio::time::sleep(AGAIN).await;
-                return false;
-            }
-        }
-    }
-}
-
-async fn at_rate(shared: Arc<Shared>, slot: usize, rate: f64, ticket: Arc<AtomicU64>) {
-    let plan = &shared.plan;
-    let mut connection = Connection::new(&plan.targets[slot % plan.targets.len()]);
-    loop {
-        let n = ticket.fetch_add(1, Relaxed);
-        let scheduled = shared.began + Duration::from_secs_f64(n as f64 / rate);
-        tokio::time::sleep_until(scheduled.into()).await;
-        if !shared.starting.load(Relaxed) {
-            return;
-        }
-        let shape = shared.shape(n);
-        let workflow = format!("{}-{n}", plan.name);
-        let queue = &plan.queues[(n % plan.queues.len() as u64) as usize];
-        start(
-            &shared,
-            &mut connection,
-            (n, shape, &workflow),
-            queue,
-            scheduled,
-            None,
-        )
-        .await;
-    }
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    Workflow,
-    Activity,
-    Query,
-}
-
-async fn poll(shared: Arc<Shared>, slot: usize, kind: Kind) {
-    let plan = &shared.plan;
-    let mut connection = Connection::new(&plan.targets[slot % plan.targets.len()]);
-    let at = slot % plan.queues.len();
-    let (worker, queue) = (worker(plan, at), &plan.queues[at]);
-    let (name, path) = match kind {
-        Kind::Workflow => ("workflow poll", "/api/worker/workflow-tasks/poll"),
-        Kind::Activity => ("activity poll", "/api/worker/activity-tasks/poll"),
-        Kind::Query => ("query poll", "/api/worker/query-tasks/poll"),
-    };
-    for n in 0_u64.. {
-        let id = format!("{worker}-{path}-{slot}-{n}");
-        let body = api::poll_body(&worker, queue, plan.wait, &id, plan.page);
-        let polled = api::call(&mut connection, name, Plane::Worker, "POST", path, &body).await;
-        let report = match polled {
-            Ok(answer) => prepare(&shared, kind, name, &answer),
-            Err(refused) => Err(refused),
-        };
-        match report {
-            Ok(Some(report)) => send_report(&shared, &mut connection, report).await,
-            Ok(None) => {}
-            Err(refused) => {
-                if !(plan.insist && refused.may_repeat()) {
-                    shared.error(refused);
-                }
-                tokio::time::sleep(AGAIN).await;
-            }
-        }
-    }
-}
-
-/// A report that is ready to be sent, and what follows once it was taken.
-struct Report {
-    call: &'static str,
-    kind: Kind,
-    path: String,
-    body: String,
-    workflow: String,
-    run: String,
-    shape: Shape,
-    ends: bool,
-    waits: Option<usize>,
-    activities: usize,
-}
-
-fn prepare(
-    shared: &Shared,
-    kind: Kind,
-    name: &'static str,
-    answer: &crate::http::Answer<'_>,
-) -> Result<Option<Report>, Refused> {
-    let figures = &shared.figures;
-    let plain = |call, (path, body), workflow: &str| Report {
-        call,
-        kind,
-        path,
-        body,
-        workflow: workflow.to_owned(),
-        run: String::new(),
-        shape: Shape::Simple,
-        ends: false,
-        waits: None,
-        activities: 0,
-    };
-    match kind {
-        Kind::Workflow => {
-            let Some(task) = api::task::<WorkflowTask<'_>>(name, answer)? else {
-                return Ok(None);
-            };
-            let shape = Shape::of(task.workflow_type)
-                .ok_or_else(|| Refused::wrong(name, format!("type {}", task.workflow_type)))?;
-            if let Some(waited) = shared.waited(task.workflow_id) {
-                let fired = shape == Shape::Timer && task.total_history_events > 2;
-                let histogram = if fired {
-                    &figures.lateness
-                } else {
-                    &figures.workflow_wait
-                };
-                shared.note(histogram, waited.as_secs_f64());
-            }
-            let step = shape
-                .step(&task)
-                .map_err(|wrong| Refused::wrong("order of events", wrong))?;
-            let ahead = if step.timer { TIMER_SECONDS } else { 0 };
-            shared.mark(task.workflow_id, Duration::from_secs(ahead));
-            Ok(Some(Report {
-                run: task.run_id.to_owned(),
-                shape,
-                ends: step.ends,
-                waits: step.waits,
-                activities: step.activities,
-                ..plain(
-                    "workflow completion",
-                    api::complete_workflow(&task, &step.commands),
-                    task.workflow_id,
-                )
-            }))
-        }
-        Kind::Activity => {
-            let Some(task) = api::task::<ActivityTask<'_>>(name, answer)? else {
-                return Ok(None);
-            };
-            if let Some(waited) = shared.waited(task.workflow_id) {
-                shared.note(&figures.activity_wait, waited.as_secs_f64());
-            }
-            shared.mark(task.workflow_id, Duration::ZERO);
-            Ok(Some(plain(
-                "activity completion",
-                api::complete_activity(&task),
-                task.workflow_id,
-            )))
-        }
-        Kind::Query => {
-            let Some(task) = api::task::<QueryTask<'_>>(name, answer)? else {
-                return Ok(None);
-            };
-            Ok(Some(plain(
-                "query completion",
-                api::complete_query(&task),
-                "",
-            )))
-        }
-    }
-}
-
-async fn send_report(shared: &Shared, connection: &mut Connection, report: Report) {
-    let figures = &shared.figures;
-    loop {
-        let sent = api::call(
-            connection,
-            report.call,
-            Plane::Worker,
-            "POST",
-            &report.path,
-            &report.body,
-        )
-        .await;
-        match sent {
-            Ok(answer) => {
-                let histogram = match report.kind {
-                    Kind::Workflow => &figures.workflow_call,
-                    Kind::Activity => &figures.activity_call,
-                    Kind::Query => return,
-                };
-                shared.note(histogram, answer.seconds);
-                if report.activities > 1 {
-                    let each = answer.seconds / report.activities as f64;
-                    shared.note(&figures.scheduling, each);
-                }
-                break;
-            }
-            Err(refused) if shared.plan.insist && refused.may_repeat() => {
-                tokio::time::sleep(AGAIN).await;
-            }
-            // The lease ran out while the server was away: the task is handed out again.
-            Err(refused) if shared.plan.insist && matches!(refused.status, 404 | 409) => {
-                figures.late_reports.fetch_add(1, Relaxed);
-                return;
-            }
-            Err(refused) => return shared.error(refused),
-        }
-    }
-    if report.ends {
-        shared.lands(&report.workflow, &report.run, report.shape);
-    } else if let Some(wait) = report.waits {
-        if matches!(report.shape, Shape::Held | Shape::Hot(_)) {
-            lock(&shared.held).push((report.workflow.clone(), report.run.clone()));
-        }
-        shared.tell(&report.workflow, wait);
-    }
 }
