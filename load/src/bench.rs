@@ -15,10 +15,13 @@ use crate::http::{Connection, Plane, Target};
 use crate::measure::{Costs, Meter};
 use crate::options::Options;
 use crate::reference::{self, Reference};
+use crate::server::Server;
 use crate::shape::{Envelope, Shape};
 
 /// Histories that are read again after a round.
 const SAMPLE: usize = 100;
+/// Seconds at the end of a window whose rate is told apart.
+const LAST: usize = 10;
 /// Kinds of errors that a sentence names.
 const NAMED: usize = 5;
 
@@ -33,6 +36,15 @@ pub struct Bench {
     version: Value,
     commit: Value,
     crews: u64,
+    own: Option<Own>,
+}
+
+/// Servers of the tool's own, on a database of their own.
+struct Own {
+    /// The database that the scratch one was made beside.
+    beside: Database,
+    url: String,
+    servers: Vec<Server>,
 }
 
 /// One round of one workload.
@@ -143,10 +155,27 @@ impl Bench {
     /// # Errors
     /// One of them is not there.
     pub async fn new(options: Options) -> Result<Self, String> {
-        let database = match &options.database_url {
+        let mut options = options;
+        let mut database = match &options.database_url {
             Some(url) => Some(Database::new(url)?),
             None => None,
         };
+        let mut own = None;
+        if let Some(binary) = &options.server_binary {
+            let beside = database
+                .take()
+                .ok_or("--server-binary needs --database-url")?;
+            let (scratch, url) = beside.scratch().await?;
+            let server = Server::start(binary, &url, options.token.as_deref(), Vec::new()).await?;
+            options.url = vec![server.url()];
+            options.server_pid = vec![server.pid()];
+            database = Some(scratch);
+            own = Some(Own {
+                beside,
+                url,
+                servers: vec![server],
+            });
+        }
         let token = options.token.as_deref();
         let (first, namespace) = api::namespace(&options.url[0], &options.namespace, token).await?;
         let mut targets = vec![first];
@@ -170,7 +199,84 @@ impl Bench {
             version,
             commit: commit(),
             crews: 0,
+            own,
         })
+    }
+
+    fn own(&mut self) -> Result<&mut Own, String> {
+        self.own
+            .as_mut()
+            .ok_or_else(|| "this needs --server-binary".to_owned())
+    }
+
+    /// Starts one more server on the same database.
+    ///
+    /// # Errors
+    /// It does not come up.
+    pub async fn add_node(&mut self, settings: Vec<(&'static str, String)>) -> Result<(), String> {
+        let binary = self.options.server_binary.clone().unwrap_or_default();
+        let token = self.options.token.clone();
+        let namespace = self.namespace.clone();
+        let own = self.own()?;
+        let server = Server::start(&binary, &own.url, token.as_deref(), settings).await?;
+        let (url, pid) = (server.url(), server.pid());
+        own.servers.push(server);
+        self.targets
+            .push(Target::new(&url, &namespace, token.as_deref())?);
+        self.meter.servers.push(pid);
+        Ok(())
+    }
+
+    /// Ends the server that was added last.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn remove_node(&mut self) -> Result<(), String> {
+        // Dropping it ends it.
+        self.own()?.servers.pop();
+        self.targets.pop();
+        self.meter.servers.pop();
+        Ok(())
+    }
+
+    /// Ends the first server without a warning.
+    ///
+    /// # Errors
+    /// It is not the tool's own.
+    pub fn kill_server(&mut self) -> Result<(), String> {
+        if let Some(server) = self.own()?.servers.first_mut() {
+            server.kill();
+        }
+        Ok(())
+    }
+
+    /// Starts it again and waits until it is ready.
+    ///
+    /// # Errors
+    /// It does not come up.
+    pub async fn restart_server(&mut self) -> Result<(), String> {
+        let mut pid = None;
+        if let Some(server) = self.own()?.servers.first_mut() {
+            server.restart()?;
+            server.until_ready().await?;
+            pid = Some(server.pid());
+        }
+        if let (Some(pid), Some(first)) = (pid, self.meter.servers.first_mut()) {
+            *first = pid;
+        }
+        Ok(())
+    }
+
+    /// Ends the tool's own servers and removes their database.
+    ///
+    /// # Errors
+    /// It cannot be removed.
+    pub async fn close(&mut self) -> Result<(), String> {
+        let Some(own) = self.own.take() else {
+            return Ok(());
+        };
+        drop(own.servers);
+        own.beside.remove_scratch().await
     }
 
     /// The reference figures, if there is a database.
@@ -263,8 +369,14 @@ impl Bench {
         crew.open_window();
         tokio::time::sleep(secs).await;
         crew.close_window();
+        let seconds = crew.shared.by_second();
         let costs = self.meter.since(&before).await?;
         let shared = self.finish(&mut round, crew).await;
+        let last = &seconds[seconds.len().saturating_sub(LAST)..];
+        round.value(
+            "rate_last_seconds",
+            last.iter().sum::<u64>() as f64 / last.len().max(1) as f64,
+        );
         let figures = &shared.figures;
         let completed = figures.completed.load(Relaxed) as f64;
         let rate = completed / costs.seconds;

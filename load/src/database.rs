@@ -56,22 +56,15 @@ impl Database {
     ///
     /// # Errors
     /// It cannot be made.
-    pub async fn scratch(&self, name: &'static str) -> Result<(Self, String), String> {
-        let (drop, create) = match name {
-            SCRATCH_SERVER => (
-                "drop database if exists leasehold_load with (force)",
-                "create database leasehold_load",
-            ),
-            _ => return Err(format!("{name} is no name of a scratch database")),
-        };
+    pub async fn scratch(&self) -> Result<(Self, String), String> {
         let mut connection = self.connect().await?;
-        for statement in [drop, create] {
+        for statement in [DROP, CREATE] {
             sqlx::raw_sql(statement)
                 .execute(&mut connection)
                 .await
                 .map_err(text)?;
         }
-        let options = self.options.clone().database(name);
+        let options = self.options.clone().database(SCRATCH);
         let url = sqlx::ConnectOptions::to_url_lossy(&options).to_string();
         Ok((Self { options }, url))
     }
@@ -82,7 +75,7 @@ impl Database {
     /// It cannot be removed.
     pub async fn remove_scratch(&self) -> Result<(), String> {
         let mut connection = self.connect().await?;
-        sqlx::raw_sql("drop database if exists leasehold_load with (force)")
+        sqlx::raw_sql(DROP)
             .execute(&mut connection)
             .await
             .map_err(text)?;
@@ -90,8 +83,10 @@ impl Database {
     }
 }
 
-/// Name of the database that `all` runs its servers on.
-pub const SCRATCH_SERVER: &str = "leasehold_load";
+/// The database that the tool's own servers run on.
+const SCRATCH: &str = "leasehold_load";
+const DROP: &str = "drop database if exists leasehold_load with (force)";
+const CREATE: &str = "create database leasehold_load";
 
 /// An error as a sentence.
 pub fn text(error: impl std::fmt::Display) -> String {

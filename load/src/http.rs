@@ -4,7 +4,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::ops::Range;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -15,6 +15,9 @@ const MAX_HEADERS: usize = 64;
 const READ_ROOM: usize = 16 << 10;
 /// Buffers that have grown over this are given back after the answer.
 const KEEP_ROOM: usize = 256 << 10;
+
+/// Time after which it is looked whether the server has closed the connection.
+const IDLE: Duration = Duration::from_millis(500);
 
 /// Which half of the protocol a request belongs to.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -93,6 +96,7 @@ pub struct Connection {
     input: Vec<u8>,
     /// Body of a chunked answer, put together.
     whole: Vec<u8>,
+    used: Instant,
 }
 
 impl Connection {
@@ -104,6 +108,7 @@ impl Connection {
             out: Vec::new(),
             input: Vec::new(),
             whole: Vec::new(),
+            used: Instant::now(),
         }
     }
 
@@ -117,6 +122,14 @@ impl Connection {
     /// # Errors
     /// The server is not there.
     pub async fn connect(&mut self) -> io::Result<()> {
+        // A server closes what is idle for long.
+        if self.used.elapsed() > IDLE
+            && let Some(stream) = &self.stream
+            && !matches!(stream.try_read(&mut [0]), Err(error) if error.kind() == io::ErrorKind::WouldBlock)
+        {
+            self.stream = None;
+        }
+        self.used = Instant::now();
         if self.stream.is_none() {
             let stream = TcpStream::connect(self.target.address).await?;
             stream.set_nodelay(true)?;
@@ -232,6 +245,7 @@ impl Connection {
                 }
             }
         };
+        self.used = Instant::now();
         Ok((head, range, began.elapsed().as_secs_f64()))
     }
 }

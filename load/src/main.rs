@@ -12,6 +12,7 @@ mod options;
 mod payload;
 mod procs;
 mod reference;
+mod server;
 mod shape;
 mod workloads;
 
@@ -68,10 +69,15 @@ fn main() -> ExitCode {
 async fn run(options: Options, workload: Workload) -> Result<(), String> {
     let rounds = options.rounds();
     let mut bench = Bench::new(options).await?;
+    let mut done = Ok(());
     for _ in 0..rounds {
-        bench.reference().await?;
-        workloads::run(&mut bench, &workload).await?;
+        done = round(&mut bench, &workload).await;
+        if done.is_err() {
+            break;
+        }
     }
+    bench.close().await?;
+    done?;
     let problems = bench.problems();
     if problems.is_empty() {
         return Ok(());
@@ -81,4 +87,9 @@ async fn run(options: Options, workload: Workload) -> Result<(), String> {
         problems.len(),
         problems.join("\n")
     ))
+}
+
+async fn round(bench: &mut Bench, workload: &Workload) -> Result<(), String> {
+    bench.reference().await?;
+    workloads::run(bench, workload).await
 }

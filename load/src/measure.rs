@@ -68,6 +68,13 @@ pub struct Costs {
     pub dead_rows: i64,
 }
 
+impl Look {
+    /// Resident bytes of the servers.
+    pub fn server_memory(&self) -> u64 {
+        self.server.memory
+    }
+}
+
 impl Meter {
     /// Measures these processes; the database's are found by themselves where that is possible.
     ///

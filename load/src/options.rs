@@ -67,6 +67,10 @@ pub struct Options {
     /// First process of the database; found by itself on the same machine.
     #[arg(long, global = true)]
     pub postgres_pid: Option<u32>,
+    /// The server's program: the tool starts it itself, on a database of its own beside the one that
+    /// --database-url names.
+    #[arg(long, global = true)]
+    pub server_binary: Option<std::path::PathBuf>,
     /// Threads that the server serves requests with, for the echo server; 0 for one per core.
     #[arg(long, default_value_t = 0, global = true)]
     pub http_threads: usize,

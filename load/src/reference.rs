@@ -28,8 +28,6 @@ const REQUESTS: f64 = 7.0;
 const COMMITS: f64 = 4.0;
 /// Shortest time for which a figure is taken.
 const LEAST: Duration = Duration::from_millis(300);
-/// Queries of the database are counted late; how long after their end.
-const COUNTED: Duration = Duration::from_millis(1_200);
 
 const SCHEMA: &str = "
 drop schema if exists leasehold_reference cascade;
@@ -319,9 +317,4 @@ async fn requests(
         0 => Ok(done),
         wrong => Err(format!("echo: {wrong} wrong answers")),
     }
-}
-
-/// Waits until the database has counted what was done.
-pub async fn settle() {
-    tokio::time::sleep(COUNTED).await;
 }

@@ -29,6 +29,8 @@ const MAX_STARTERS: f64 = 1_024.0;
 const AGAIN: Duration = Duration::from_millis(25);
 /// How long the last workflows are waited for.
 pub const DRAIN: Duration = Duration::from_secs(60);
+/// The longest lease of a task, with time to spare.
+const LEASES: Duration = Duration::from_secs(330);
 /// How often workers say that they live.
 const ALIVE: Duration = Duration::from_secs(10);
 /// Seconds of which completions are counted apart.
@@ -200,11 +202,6 @@ impl Shared {
             .take(until.min(SECONDS))
             .map(|count| count.load(Relaxed))
             .collect()
-    }
-
-    /// Seconds since the crew began.
-    pub fn age(&self) -> f64 {
-        self.began.elapsed().as_secs_f64()
     }
 
     /// The input of number `n`.
@@ -490,6 +487,12 @@ impl Crew {
         }
         self.starters.shutdown().await;
         left
+    }
+
+    /// Waits until every workflow has ended, also those whose task is held by nobody until its lease
+    /// ends.
+    pub async fn drain_within_leases(&mut self) -> usize {
+        self.drain(LEASES).await
     }
 
     /// Everybody goes; connections are dropped.

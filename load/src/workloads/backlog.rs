@@ -170,13 +170,7 @@ pub async fn old_snapshot(bench: &mut Bench) -> Result<(), String> {
         let round = Round::new("old-snapshot", variant);
         let done = bench.run(round, plan).await;
         bench.options.secs = secs;
-        let (mut round, shared) = done?;
-        let seconds = shared.by_second();
-        let window = seconds.len().min(10);
-        // Those of the window's end: what came after it is the drain.
-        let end = seconds.len().saturating_sub(1);
-        let last: u64 = seconds[end.saturating_sub(window)..end].iter().sum();
-        round.value("rate_last_seconds", last as f64 / window.max(1) as f64);
+        let (round, _) = done?;
         bench.emit(round);
         backlog(bench, count, &format!(" snapshot={held}")).await?;
         drop(snapshot);

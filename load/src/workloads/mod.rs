@@ -4,6 +4,8 @@ mod backlog;
 mod closed;
 mod growth;
 mod idle;
+mod nodes;
+mod pressure;
 
 use clap::Subcommand;
 
@@ -60,6 +62,20 @@ pub enum Workload {
     },
     /// Held polls that vanish while tasks arrive.
     Disconnect,
+    /// An open loop at twice the measured maximum, then silence.
+    Overload,
+    /// `one-activity` over --count queues.
+    ManyQueues,
+    /// `one-activity` with values of --count bytes.
+    BigPayload,
+    /// A steady load for --count minutes.
+    Churn,
+    /// One server, then two on one database; needs --server-binary.
+    TwoNodes,
+    /// The server is killed and started again; needs --server-binary.
+    Crash,
+    /// `one-activity` on a server that groups no commits; needs --server-binary.
+    Ungrouped,
 }
 
 /// Runs one round.
@@ -100,7 +116,30 @@ pub async fn run(bench: &mut Bench, workload: &Workload) -> Result<(), String> {
         Workload::IdlePolls { queues } => idle::idle_polls(bench, (*queues).max(1)).await,
         Workload::Wake { other_node } => {
             let count = bench.options.count(1_000, 50);
-            idle::wake(bench, count, *other_node).await
+            if *other_node && bench.targets.len() < 2 {
+                nodes::wake_other_node(bench, count).await
+            } else {
+                idle::wake(bench, count, *other_node).await
+            }
+        }
+        Workload::Overload => pressure::overload(bench).await,
+        Workload::ManyQueues => {
+            let count = bench.options.count(100, 10);
+            pressure::many_queues(bench, count).await
+        }
+        Workload::BigPayload => {
+            let count = bench.options.count(65_536, 65_536);
+            pressure::big_payload(bench, count).await
+        }
+        Workload::Churn => {
+            let count = bench.options.count(10, 2);
+            pressure::churn(bench, count.max(1)).await
+        }
+        Workload::TwoNodes => nodes::two_nodes(bench).await,
+        Workload::Crash => nodes::crash(bench).await,
+        Workload::Ungrouped => {
+            let open = bench.options.open(256);
+            nodes::ungrouped(bench, open).await
         }
         Workload::Disconnect => idle::disconnect(bench).await,
     }
