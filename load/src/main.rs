@@ -70,13 +70,14 @@ async fn run(options: Options, workload: Workload) -> Result<(), String> {
     let rounds = options.rounds();
     let mut bench = Bench::new(options).await?;
     let mut done = Ok(());
-    for _ in 0..rounds {
-        done = round(&mut bench, &workload).await;
+    for number in 0..rounds {
+        done = round(&mut bench, &workload, number).await;
         if done.is_err() {
             break;
         }
     }
     bench.close().await?;
+    workloads::conclude(&bench, &workload);
     done?;
     let problems = bench.problems();
     if problems.is_empty() {
@@ -89,7 +90,7 @@ async fn run(options: Options, workload: Workload) -> Result<(), String> {
     ))
 }
 
-async fn round(bench: &mut Bench, workload: &Workload) -> Result<(), String> {
+async fn round(bench: &mut Bench, workload: &Workload, number: usize) -> Result<(), String> {
     bench.reference().await?;
-    workloads::run(bench, workload).await
+    workloads::run(bench, workload, number).await
 }

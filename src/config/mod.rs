@@ -73,9 +73,14 @@ pub struct Database {
     pub hot_connections: u32,
     /// Commit lanes, each with a connection of its own.
     pub commit_lanes: u32,
+    /// Decisions that one commit writes at most; 1 only to measure what grouping is worth.
+    pub commit_batch: u32,
     /// Bring the schema up to date at start.
     pub migrate: bool,
 }
+
+/// Most decisions of one commit: what the door takes.
+pub const MAX_COMMIT_BATCH: u32 = 128;
 
 /// Long polls.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -180,6 +185,7 @@ impl Default for Settings {
                 read_connections: 8,
                 hot_connections: 6,
                 commit_lanes: 2,
+                commit_batch: MAX_COMMIT_BATCH,
                 migrate: true,
             },
             long_poll: LongPoll {
@@ -388,7 +394,7 @@ fn check(settings: &Settings) -> Result<(), ConfigError> {
         }
         _ => {}
     }
-    let positive: [(&'static str, u64); 10] = [
+    let positive: [(&'static str, u64); 11] = [
         ("queries.timeout_seconds", settings.queries.timeout_seconds),
         (
             "long_poll.default_seconds",
@@ -423,11 +429,21 @@ fn check(settings: &Settings) -> Result<(), ConfigError> {
             "database.commit_lanes",
             settings.database.commit_lanes.into(),
         ),
+        (
+            "database.commit_batch",
+            settings.database.commit_batch.into(),
+        ),
     ];
     for (key, value) in positive {
         if value == 0 {
             return impossible(key, "must be at least 1".to_owned());
         }
+    }
+    if settings.database.commit_batch > MAX_COMMIT_BATCH {
+        return impossible(
+            "database.commit_batch",
+            format!("must be at most {MAX_COMMIT_BATCH}"),
+        );
     }
     if settings.long_poll.default_seconds > MAX_POLL_SECONDS {
         return impossible(

@@ -95,7 +95,7 @@ async fn busy_lane(bench: &Bench) -> (Lanes, Block, tokio::task::JoinHandle<Outc
     let mut door = bench.door().await;
     let state = bench.begun(&mut door, "blocked", "w").await;
     let block = Block::on(bench, state.id).await;
-    let lanes = Lanes::start(&bench.store, 1);
+    let lanes = Lanes::start(&bench.store, 1, MAX_BATCH);
     let mut decision = decided(&state, signal("go", None));
     let blocked = item(&mut decision);
     let waiting = tokio::spawn({
@@ -226,7 +226,7 @@ async fn kill_lanes(connection: &mut PgConnection) -> i64 {
 async fn a_lane_reconnects_after_its_backend_was_killed() {
     let bench = Bench::new().await;
     let mut connection = bench.db.connect().await;
-    let lanes = Lanes::start(&bench.store, 1);
+    let lanes = Lanes::start(&bench.store, 1, MAX_BATCH);
     assert_committed(lanes.commit(item(&mut started("before"))).await.unwrap());
     assert_eq!(kill_lanes(&mut connection).await, 1);
     let mut tries = 0;
@@ -252,7 +252,7 @@ async fn a_database_that_is_away_is_said_to_be_out_of_reach() {
     let nowhere = bench.db.options.clone().socket("/nonexistent");
     let store =
         leasehold::store::Store::new(nowhere, leasehold::store::PoolSizes { reads: 1, hot: 1 });
-    let lanes = Lanes::start(&store, 1);
+    let lanes = Lanes::start(&store, 1, MAX_BATCH);
     let outcome = lanes.commit(item(&mut started("wf"))).await.unwrap();
     assert_eq!(outcome, Outcome::Unreached);
     bench.end().await;
@@ -263,7 +263,7 @@ async fn nothing_acknowledged_is_lost_while_lanes_are_killed() {
     const CALLERS: usize = 8;
     const STARTS: usize = 60;
     let bench = Bench::new().await;
-    let lanes = Lanes::start(&bench.store, 2);
+    let lanes = Lanes::start(&bench.store, 2, MAX_BATCH);
     let mut callers = JoinSet::new();
     for caller in 0..CALLERS {
         let lanes = lanes.clone();

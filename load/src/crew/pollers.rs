@@ -30,13 +30,17 @@ pub(super) async fn poll(shared: Arc<Shared>, slot: usize, kind: Kind) {
         Kind::Query => ("query poll", "/api/worker/query-tasks/poll"),
     };
     let mut cuts = shared.cut.subscribe();
-    for n in 0_u64.. {
+    // A poll whose answer was lost is repeated under its name, and gets the task that it was given.
+    let mut n = 0_u64;
+    loop {
         let id = format!("{worker}-{path}-{slot}-{n}");
         let body = api::poll_body(&worker, queue, plan.wait, &id, plan.page);
         let polled = tokio::select! {
             polled = api::call(&mut connection, name, Plane::Worker, "POST", path, &body) => Some(polled),
             () = told_to_cut(&mut cuts, slot) => None,
         };
+        let lost = matches!(&polled, Some(Err(refused)) if refused.status == 0);
+        n += u64::from(!lost);
         let Some(polled) = polled else {
             connection.cut();
             continue;

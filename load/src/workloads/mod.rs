@@ -1,5 +1,6 @@
 //! The workloads, by name.
 
+mod all;
 mod backlog;
 mod closed;
 mod growth;
@@ -14,6 +15,12 @@ use crate::bench::Bench;
 /// What is done to the server.
 #[derive(Subcommand, Clone, Debug)]
 pub enum Workload {
+    /// Every workload, and the table of goals; needs --server-binary.
+    All {
+        /// Only these, separated by commas.
+        #[arg(long, value_delimiter = ',')]
+        only: Vec<String>,
+    },
     /// The reference figures alone.
     Reference,
     /// Start, and one workflow task returns the input.
@@ -82,8 +89,9 @@ pub enum Workload {
 ///
 /// # Errors
 /// It cannot be run; what was wrong with its outcome is in the bench's rounds.
-pub async fn run(bench: &mut Bench, workload: &Workload) -> Result<(), String> {
+pub async fn run(bench: &mut Bench, workload: &Workload, round: usize) -> Result<(), String> {
     match workload {
+        Workload::All { only } => all::round(bench, round, only).await,
         Workload::Reference => Ok(()),
         Workload::Simple => closed::simple(bench).await,
         Workload::OneActivity => closed::one_activity(bench, 64).await,
@@ -142,5 +150,12 @@ pub async fn run(bench: &mut Bench, workload: &Workload) -> Result<(), String> {
             nodes::ungrouped(bench, open).await
         }
         Workload::Disconnect => idle::disconnect(bench).await,
+    }
+}
+
+/// Prints what a run of all workloads has reached.
+pub fn conclude(bench: &Bench, workload: &Workload) {
+    if matches!(workload, Workload::All { .. }) && !bench.options.quick {
+        all::table(bench);
     }
 }
