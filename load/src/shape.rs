@@ -288,7 +288,7 @@ impl Shape {
                 _ => return unexpected(),
             },
             Self::Chain(count) => match (total - 2) / 3 {
-                _ if (total - 2) % 3 != 0 => return unexpected(),
+                _ if !(total - 2).is_multiple_of(3) => return unexpected(),
                 done if done < count => Step {
                     activities: 1,
                     ..Step::go_on(activity(if count == 5 { "short" } else { "echo" }, input))
@@ -307,7 +307,7 @@ impl Shape {
                 _ => return unexpected(),
             },
             Self::Signal => match (total - 2) / 3 {
-                _ if (total - 2) % 3 != 0 => return unexpected(),
+                _ if !(total - 2).is_multiple_of(3) => return unexpected(),
                 SIGNALS => Step::end(input),
                 done => wait(done),
             },
@@ -357,7 +357,7 @@ impl Shape {
                 _ => Step::go_on("[]".to_owned()),
             },
             Self::Growing(count) => match (total - 2) / GROWTH {
-                _ if (total - 2) % GROWTH != 0 => return unexpected(),
+                _ if !(total - 2).is_multiple_of(GROWTH) => return unexpected(),
                 grown if grown < count => Step {
                     waits: Some(grown),
                     ..Step::go_on(list(&marker(), GROWTH - 1))

@@ -226,7 +226,7 @@ async fn send_report(shared: &Shared, connection: &mut Connection, report: Repor
     }
     if report.kind == Kind::Activity {
         let done = shared.activities.fetch_add(1, Relaxed) + 1;
-        if shared.plan.milestone > 0 && done % shared.plan.milestone == 0 {
+        if shared.plan.milestone > 0 && done.is_multiple_of(shared.plan.milestone) {
             lock(&shared.milestones).push(Instant::now());
         }
     }
