@@ -33,9 +33,9 @@ pub struct Refused {
 }
 
 impl Refused {
-    /// The connection broke, or the server cannot just now: the same call may be made again.
+    /// The server cannot just now: the same call may be made again.
     pub fn may_repeat(&self) -> bool {
-        matches!(self.status, 0 | 429 | 503)
+        matches!(self.status, 429 | 503)
     }
 
     /// What is wrong with an answer.
@@ -99,6 +99,13 @@ struct HistoryPage<'a> {
     #[serde(borrow)]
     events: Vec<Event<'a>>,
     next_page_token: Option<&'a str>,
+}
+
+#[derive(Deserialize)]
+struct TaskPage<'a> {
+    #[serde(borrow)]
+    history_events: Vec<Event<'a>>,
+    next_history_page_token: Option<&'a str>,
 }
 
 /// Sends and takes only a success.
@@ -237,18 +244,78 @@ pub fn complete_workflow(task: &WorkflowTask<'_>, commands: &str) -> (String, St
     )
 }
 
-/// The path and body of the page that follows what the task before this one had shown: the last
-/// cycle of an activity. The token is the number of an event, as this protocol's servers write it.
-pub fn page_since(task: &WorkflowTask<'_>) -> (String, String) {
-    let after = task.total_history_events.saturating_sub(CYCLE);
-    let token = STANDARD.encode(after.to_string());
-    (
-        format!("/api/worker/workflow-tasks/{}/history", task.task_id),
-        format!(
-            r#"{{"lease_owner":"{}","workflow_task_attempt":{},"next_history_page_token":"{token}"}}"#,
-            task.lease_owner, task.workflow_task_attempt
-        ),
-    )
+/// Reading the history of a task on from somewhere.
+pub struct ReadOn {
+    path: String,
+    holder: String,
+    /// Where the next page begins.
+    pub token: String,
+    /// Events before it.
+    pub after: usize,
+}
+
+impl ReadOn {
+    /// What the first page left out, if it left anything out.
+    pub fn rest(task: &WorkflowTask<'_>) -> Option<Self> {
+        let token = task.next_history_page_token?;
+        Some(Self::from(
+            task,
+            token.to_owned(),
+            task.history_events.len(),
+        ))
+    }
+
+    /// What the task before this one had not shown: the last cycle of an activity. The token is the
+    /// number of an event, as this protocol's servers write it.
+    pub fn last_cycle(task: &WorkflowTask<'_>) -> Self {
+        let after = task.total_history_events.saturating_sub(CYCLE);
+        Self::from(task, STANDARD.encode(after.to_string()), after)
+    }
+
+    fn from(task: &WorkflowTask<'_>, token: String, after: usize) -> Self {
+        Self {
+            path: format!("/api/worker/workflow-tasks/{}/history", task.task_id),
+            holder: format!(
+                r#""lease_owner":"{}","workflow_task_attempt":{}"#,
+                task.lease_owner, task.workflow_task_attempt
+            ),
+            token,
+            after,
+        }
+    }
+}
+
+/// Reads a task's history to its end; returns how many pages that took.
+///
+/// # Errors
+/// A page was refused, or holds other events than it must.
+pub async fn read_on(
+    connection: &mut Connection,
+    mut from: ReadOn,
+    shape: Shape,
+    page: Option<usize>,
+) -> Result<usize, Refused> {
+    const NAME: &str = "history page";
+    let size = page.map_or_else(String::new, |page| {
+        format!(r#","history_page_size":{page}"#)
+    });
+    for pages in 1..=MAX_PAGES {
+        let body = format!(
+            r#"{{{},"next_history_page_token":"{}"{size}}}"#,
+            from.holder, from.token
+        );
+        let answer = call(connection, NAME, Plane::Worker, "POST", &from.path, &body).await?;
+        let page: TaskPage<'_> = read(NAME, &answer)?;
+        shape
+            .check_page(from.after, &page.history_events)
+            .map_err(|wrong| Refused::wrong("order of events", wrong))?;
+        from.after += page.history_events.len();
+        match page.next_history_page_token {
+            None => return Ok(pages),
+            Some(token) => token.clone_into(&mut from.token),
+        }
+    }
+    Err(Refused::wrong(NAME, "it does not end"))
 }
 
 /// The path and body of an activity's completion.

@@ -113,6 +113,7 @@ impl Round {
     /// Adds what a crew counted, and what went wrong with it.
     pub fn crew(&mut self, shared: &Shared) {
         let figures = &shared.figures;
+        self.add("parameters", shared.plan.json());
         self.add("started", figures.started.load(Relaxed));
         self.add("completed", figures.completed.load(Relaxed));
         self.add("refused_with_hint", figures.refused.load(Relaxed));
@@ -347,6 +348,7 @@ impl Bench {
             milestone: 0,
             read_on: false,
             insist: false,
+            killed: false,
             keep: SAMPLE,
             name: format!("{seconds:x}-{}-{}", std::process::id(), self.crews),
             seed: options.seed,

@@ -47,8 +47,18 @@ enum What {
     },
 }
 
+/// Allows as many open connections as the system gives; servers that are started inherit it.
+fn allow_connections() {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    // A lower limit is enough for most workloads, and the others say what they miss.
+    let _ = setrlimit(Resource::Nofile, limit);
+}
+
 fn main() -> ExitCode {
     let command = Command::parse();
+    allow_connections();
     let done = match command.what {
         What::EchoServer { threads } => echo::serve(threads),
         What::Workload(workload) => tokio::runtime::Builder::new_multi_thread()

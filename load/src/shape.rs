@@ -60,6 +60,7 @@ pub struct WorkflowTask<'a> {
     #[serde(borrow)]
     pub history_events: Vec<Event<'a>>,
     pub total_history_events: usize,
+    pub next_history_page_token: Option<&'a str>,
 }
 
 /// An event, as far as a worker needs it.
@@ -384,6 +385,24 @@ impl Shape {
         arguments.to_owned()
     }
 
+    /// Whether a worker reads the whole history, page by page, before it goes on.
+    pub fn reads_everything(self) -> bool {
+        self == Self::Replay
+    }
+
+    /// Compares events from the middle of a history with what they must be.
+    ///
+    /// # Errors
+    /// The first difference.
+    pub fn check_page(self, after: usize, events: &[Event<'_>]) -> Result<(), String> {
+        let found: Vec<&str> = events.iter().map(|event| event.event_type).collect();
+        let expected = self.events();
+        match expected.get(after..after + found.len()) {
+            Some(expected) if expected == found => Ok(()),
+            other => Err(differs(self, other.unwrap_or_default(), &found)),
+        }
+    }
+
     /// Whether the workload, not the starter, makes it go on.
     pub fn is_pushed_by_others(self) -> bool {
         matches!(self, Self::Held | Self::Hot(_) | Self::Wide(_))
@@ -455,4 +474,77 @@ fn result<'a>(events: &[Event<'a>]) -> Result<&'a str, String> {
     let payload: ResultOf<'a> = serde_json::from_str(last.payload.get())
         .map_err(|error| format!("a completed activity without a result: {error}"))?;
     Ok(payload.result.get())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all() -> impl Iterator<Item = Shape> {
+        Shape::usual().chain([
+            Shape::Wide(3),
+            Shape::Hot(4),
+            Shape::Growing(2),
+            Shape::Chain(7),
+        ])
+    }
+
+    #[test]
+    fn a_name_stands_for_its_shape() {
+        for shape in all() {
+            assert_eq!(Shape::of(&shape.name()), Some(shape));
+        }
+        assert_eq!(Shape::of("chain-x"), None);
+    }
+
+    #[test]
+    fn what_is_missing_twofold_or_out_of_order_is_found() {
+        for shape in all().filter(|shape| !matches!(shape, Shape::Wide(_))) {
+            let events = shape.events();
+            assert_eq!(shape.check(&events), Ok(()));
+            for at in 0..events.len() {
+                let mut missing = events.clone();
+                let event = missing.remove(at);
+                assert!(shape.check(&missing).is_err(), "{shape:?} without {at}");
+                let mut twofold = events.clone();
+                twofold.insert(at, event);
+                assert!(shape.check(&twofold).is_err(), "{shape:?} with {at} twice");
+            }
+            let mut swapped = events.clone();
+            swapped.swap(0, 1);
+            assert!(shape.check(&swapped).is_err(), "{shape:?} swapped");
+        }
+    }
+
+    #[test]
+    fn a_wide_history_has_each_activity_once() {
+        let shape = Shape::Wide(2);
+        let mut events = shape.events();
+        events.extend([
+            "ActivityStarted",
+            "ActivityStarted",
+            "ActivityCompleted",
+            "ActivityCompleted",
+            "WorkflowCompleted",
+        ]);
+        assert_eq!(shape.check(&events), Ok(()));
+        for at in 0..events.len() {
+            let mut missing = events.clone();
+            missing.remove(at);
+            assert!(shape.check(&missing).is_err(), "without {at}");
+        }
+    }
+
+    #[test]
+    fn a_page_is_compared_with_its_place() {
+        let page = |json: &str| {
+            let events: Vec<Event<'_>> = serde_json::from_str(json).unwrap_or_default();
+            Shape::Simple.check_page(1, &events)
+        };
+        let started = r#"{"event_type": "WorkflowStarted", "payload": {}}"#;
+        let completed = r#"{"event_type": "WorkflowCompleted", "payload": {}}"#;
+        assert_eq!(page(&format!("[{started},{completed}]")), Ok(()));
+        assert!(page(&format!("[{completed}]")).is_err());
+        assert!(page(&format!("[{started},{completed},{completed}]")).is_err());
+    }
 }

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
@@ -74,13 +75,45 @@ pub struct Plan {
     pub milestone: u64,
     /// Workers read the end of the history themselves, from where they stopped.
     pub read_on: bool,
-    /// Calls that the server cannot serve just now are made again.
+    /// Calls that are refused with a hint when to come back are made again.
     pub insist: bool,
+    /// So are calls whose answer is lost, and reports may come too late: the server is killed.
+    pub killed: bool,
     /// Finished workflows that are remembered for the check.
     pub keep: usize,
     /// Names begin with it; different for each crew.
     pub name: String,
     pub seed: u64,
+}
+
+impl Plan {
+    /// As part of a line.
+    pub fn json(&self) -> Value {
+        let mix: Vec<Value> = self
+            .mix
+            .iter()
+            .map(|(shape, weight)| json!([shape.name(), weight]))
+            .collect();
+        let (open, rate) = match self.pace {
+            Pace::Open(open) => (Some(open), None),
+            Pace::Rate(rate) => (None, Some(rate)),
+            Pace::Nobody => (None, None),
+        };
+        json!({
+            "nodes": self.targets.len(),
+            "mix": mix,
+            "queues": self.queues.len(),
+            "open": open,
+            "rate": rate,
+            "workflow_pollers": self.workflow_pollers,
+            "activity_pollers": self.activity_pollers,
+            "query_pollers": self.query_pollers,
+            "wait": self.wait,
+            "payload": self.payload,
+            "page_size": self.page,
+            "seed": self.seed,
+        })
+    }
 }
 
 /// A finished workflow.
@@ -112,7 +145,7 @@ struct Flight {
 pub struct Figures {
     pub started: AtomicU64,
     pub completed: AtomicU64,
-    /// Starts that were refused with a hint when to come back.
+    /// Calls that were refused with a hint when to come back.
     pub refused: AtomicU64,
     /// Reports that came too late, where that is to be expected.
     pub late_reports: AtomicU64,
@@ -179,6 +212,15 @@ impl Shared {
         if self.working.load(Relaxed) {
             *lock(&self.errors).entry(refused).or_default() += 1;
         }
+    }
+
+    /// Whether a refusal belongs to the workload: the call may be made again.
+    pub fn bears(&self, refused: &Refused) -> bool {
+        let hinted = self.plan.insist && refused.may_repeat() && refused.hint;
+        if hinted {
+            self.figures.refused.fetch_add(1, Relaxed);
+        }
+        hinted || (self.plan.killed && refused.status == 0)
     }
 
     /// What went wrong so far, and how often.
@@ -385,7 +427,7 @@ impl Crew {
                 for at in 0..shared.plan.queues.len() {
                     let worker = worker(&shared.plan, at);
                     if let Err(refused) = api::heartbeat(&mut connection, &worker).await
-                        && !(shared.plan.insist && refused.may_repeat())
+                        && !shared.bears(&refused)
                     {
                         shared.error(refused);
                     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use crate::api::{self, ActivityTask, QueryTask, Refused};
+use crate::api::{self, ActivityTask, QueryTask, ReadOn, Refused};
 use crate::http::{Answer, Connection, Plane};
 use crate::shape::{Shape, TIMER_SECONDS, WorkflowTask};
 
@@ -53,7 +53,7 @@ pub(super) async fn poll(shared: Arc<Shared>, slot: usize, kind: Kind) {
             Ok(Some(report)) => send_report(&shared, &mut connection, report).await,
             Ok(None) => {}
             Err(refused) => {
-                if !(plan.insist && refused.may_repeat()) {
+                if !shared.bears(&refused) {
                     shared.error(refused);
                 }
                 tokio::time::sleep(AGAIN).await;
@@ -86,8 +86,8 @@ struct Report {
     ends: bool,
     waits: Option<usize>,
     activities: usize,
-    /// The page of history that the worker reads first.
-    page: Option<(String, String)>,
+    /// Pages of history that the worker reads first.
+    pages: Option<ReadOn>,
 }
 
 fn prepare(
@@ -108,7 +108,7 @@ fn prepare(
         ends: false,
         waits: None,
         activities: 0,
-        page: None,
+        pages: None,
     };
     match kind {
         Kind::Workflow => {
@@ -131,9 +131,15 @@ fn prepare(
                 .map_err(|wrong| Refused::wrong("order of events", wrong))?;
             let ahead = if step.timer { TIMER_SECONDS } else { 0 };
             shared.mark(task.workflow_id, Duration::from_secs(ahead));
-            let page = shared.plan.read_on.then(|| api::page_since(&task));
+            let pages = if shared.plan.read_on {
+                Some(ReadOn::last_cycle(&task))
+            } else if shape.reads_everything() {
+                ReadOn::rest(&task)
+            } else {
+                None
+            };
             Ok(Some(Report {
-                page,
+                pages,
                 run: task.run_id.to_owned(),
                 shape,
                 ends: step.ends,
@@ -174,18 +180,12 @@ fn prepare(
     }
 }
 
-async fn send_report(shared: &Shared, connection: &mut Connection, report: Report) {
+async fn send_report(shared: &Shared, connection: &mut Connection, mut report: Report) {
     let figures = &shared.figures;
-    if let Some((path, body)) = &report.page
-        && let Err(refused) = api::call(
-            connection,
-            "history page",
-            Plane::Worker,
-            "POST",
-            path,
-            body,
-        )
-        .await
+    // A loop's history has no end in its pages, which are as small as can be.
+    let size = shared.plan.page.filter(|_| !shared.plan.read_on);
+    if let Some(from) = report.pages.take()
+        && let Err(refused) = api::read_on(connection, from, report.shape, size).await
     {
         return shared.error(refused);
     }
@@ -213,11 +213,11 @@ async fn send_report(shared: &Shared, connection: &mut Connection, report: Repor
                 }
                 break;
             }
-            Err(refused) if shared.plan.insist && refused.may_repeat() => {
+            Err(refused) if shared.bears(&refused) => {
                 tokio::time::sleep(AGAIN).await;
             }
             // The lease ran out while the server was away: the task is handed out again.
-            Err(refused) if shared.plan.insist && matches!(refused.status, 404 | 409) => {
+            Err(refused) if shared.plan.killed && matches!(refused.status, 404 | 409) => {
                 figures.late_reports.fetch_add(1, Relaxed);
                 return;
             }

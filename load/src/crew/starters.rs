@@ -67,7 +67,7 @@ async fn push_on(shared: &Shared, connection: &mut Connection, workflow: &str, w
     loop {
         match api::signal(connection, workflow, &name, &blob, &request).await {
             Ok(seconds) => return shared.note(&shared.figures.signal_call, seconds),
-            Err(refused) if shared.plan.insist && refused.may_repeat() => {
+            Err(refused) if shared.bears(&refused) => {
                 tokio::time::sleep(AGAIN).await;
             }
             Err(refused) => return shared.error(refused),
@@ -103,15 +103,13 @@ async fn start(
             }
             // An earlier try was faster than its answer.
             Err(refused) if tried && refused.reason == "instance_already_started" => return true,
-            Err(refused) if refused.status == 0 && shared.plan.insist => {
+            Err(refused) if refused.status == 0 && shared.bears(&refused) => {
                 tried = true;
                 tokio::time::sleep(AGAIN).await;
             }
             Err(refused) => {
                 shared.did_not_take_off(workflow);
-                if shared.plan.insist && refused.may_repeat() && refused.hint {
-                    shared.figures.refused.fetch_add(1, Relaxed);
-                } else {
+                if !shared.bears(&refused) {
                     shared.error(refused);
                 }
                 tokio::time::sleep(AGAIN).await;

@@ -20,11 +20,7 @@ async fn closed(bench: &mut Bench, name: &str, shape: Shape, usual: usize) -> Re
         None => format!("open={open}"),
     };
     let plan = bench.plan(shape, open);
-    let mut round = Round::new(name, variant);
-    round.add("open", open);
-    round.add("rate_wanted", bench.options.rate);
-    round.add("workflow_pollers", plan.workflow_pollers);
-    round.add("activity_pollers", plan.activity_pollers);
+    let round = Round::new(name, variant);
     let (mut round, shared) = bench.run(round, plan).await?;
     if shape == Shape::Timer {
         round.value("late_p50_ms", shared.figures.lateness.quantile(0.5));

@@ -80,6 +80,7 @@ pub async fn crash(bench: &mut Bench) -> Result<(), String> {
     let mut plan = bench.plan(Shape::Chain(1), OPEN);
     plan.pace = Pace::Rate(rate);
     plan.insist = true;
+    plan.killed = true;
     // All of them are read again: nothing is lost, nothing is applied twice.
     plan.keep = usize::MAX;
     let mut crew = Crew::start(plan).await?;

@@ -150,8 +150,9 @@ pub async fn churn(bench: &mut Bench, minutes: usize) -> Result<(), String> {
         "nothing was completed".to_owned()
     });
     if let (Some(first), Some(last)) = (found.first(), found.last()) {
-        round.value("p50_ratio", last.0 / first.0);
-        round.value("blocks_ratio", last.1 / first.1);
+        let tenth = found.get(9).unwrap_or(last);
+        round.value("p50_ratio", tenth.0 / first.0);
+        round.value("blocks_ratio", tenth.1 / first.1);
         let settled = found.get(4).unwrap_or(first);
         round.value("memory_growth", last.2 / settled.2 - 1.0);
     }
