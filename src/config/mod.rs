@@ -587,4 +587,19 @@ mod tests {
             );
         }
     }
+
+    #[test]
+    fn a_commit_batch_is_within_what_the_door_takes() {
+        assert_eq!(MAX_COMMIT_BATCH as usize, crate::store::commit::MAX_BATCH);
+        for value in ["0", "129"] {
+            let refused = loaded(&[("DW_DATABASE__COMMIT_BATCH", value)], &Flags::new());
+            assert!(matches!(
+                refused,
+                Err(ConfigError::Impossible {
+                    key: "database.commit_batch",
+                    ..
+                })
+            ));
+        }
+    }
 }
