@@ -115,6 +115,7 @@ impl Round {
         let figures = &shared.figures;
         self.add("parameters", shared.plan.json());
         self.add("started", figures.started.load(Relaxed));
+        self.add("ended_in_window", figures.ended.load(Relaxed));
         self.add("completed", figures.completed.load(Relaxed));
         self.add("refused_with_hint", figures.refused.load(Relaxed));
         self.add("late_reports", figures.late_reports.load(Relaxed));
@@ -386,7 +387,7 @@ impl Bench {
         round.value("p50_ms", figures.latency.quantile(0.5));
         round.value("p99_ms", figures.latency.quantile(0.99));
         round.add("rate", rate);
-        round.costs(&costs, completed);
+        round.costs(&costs, figures.ended.load(Relaxed) as f64);
         // Short rounds may hold no workflow as a whole; none at all is another matter.
         let landed = shared.landed.load(Relaxed);
         round.must(landed > 0, || "nothing was completed".to_owned());

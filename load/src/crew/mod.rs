@@ -145,6 +145,8 @@ struct Flight {
 pub struct Figures {
     pub started: AtomicU64,
     pub completed: AtomicU64,
+    /// Workflows that ended in the window, whenever they began: what costs are divided by.
+    pub ended: AtomicU64,
     /// Calls that were refused with a hint when to come back.
     pub refused: AtomicU64,
     /// Reports that came too late, where that is to be expected.
@@ -310,6 +312,9 @@ impl Shared {
             return;
         };
         self.landed.fetch_add(1, Relaxed);
+        if self.window.load(Relaxed) {
+            self.figures.ended.fetch_add(1, Relaxed);
+        }
         if flight.counted && self.window.load(Relaxed) {
             self.figures.completed.fetch_add(1, Relaxed);
             self.figures
@@ -470,6 +475,7 @@ impl Crew {
         let figures = &self.shared.figures;
         figures.started.store(0, Relaxed);
         figures.completed.store(0, Relaxed);
+        figures.ended.store(0, Relaxed);
         figures.refused.store(0, Relaxed);
         for histogram in [
             &figures.latency,

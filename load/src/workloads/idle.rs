@@ -176,7 +176,7 @@ pub async fn wake(bench: &mut Bench, polls: usize, other_node: bool) -> Result<(
     let costs = bench.meter.since(&before).await?;
     let shared = bench.finish(&mut round, crew).await;
     let figures = &shared.figures;
-    round.costs(&costs, figures.completed.load(Relaxed) as f64);
+    round.costs(&costs, figures.ended.load(Relaxed) as f64);
     round.value("wake_p50_ms", figures.workflow_wait.quantile(0.5));
     round.value("wake_p99_ms", figures.workflow_wait.quantile(0.99));
     round.must(figures.workflow_wait.count() > 0, || {
@@ -209,7 +209,7 @@ pub async fn disconnect(bench: &mut Bench) -> Result<(), String> {
     let costs = bench.meter.since(&before).await?;
     // Tasks that were on their way to a connection that is gone come again when their lease ends.
     let shared = bench.finish(&mut round, crew).await;
-    round.costs(&costs, shared.figures.completed.load(Relaxed) as f64);
+    round.costs(&costs, shared.figures.ended.load(Relaxed) as f64);
     round.value("lost_or_stuck", shared.open() as f64);
     round.value("wake_p99_ms", shared.figures.workflow_wait.quantile(0.99));
     bench.emit(round);

@@ -134,12 +134,13 @@ pub async fn churn(bench: &mut Bench, minutes: usize) -> Result<(), String> {
         crew.close_window();
         let costs = bench.meter.since(&before).await?;
         let figures = &crew.shared.figures;
-        let completed = figures.completed.load(Relaxed).max(1) as f64;
-        let (p50, hit) = (figures.latency.quantile(0.5), costs.blocks_hit / completed);
+        let completed = figures.completed.load(Relaxed);
+        let ended = figures.ended.load(Relaxed).max(1) as f64;
+        let (p50, hit) = (figures.latency.quantile(0.5), costs.blocks_hit / ended);
         round.disturbed |= costs.disturbed();
         all.push(
             serde_json::json!({"p50_ms": p50, "p99_ms": figures.latency.quantile(0.99),
-            "completed": completed, "costs": costs.json(completed)}),
+            "completed": completed, "costs": costs.json(ended)}),
         );
         found.push((p50, hit, costs.memory_end as f64));
     }
