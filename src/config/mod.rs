@@ -77,9 +77,14 @@ pub struct Database {
     pub hot_connections: u32,
     /// Commit lanes, each with a connection of its own.
     pub commit_lanes: u32,
+    /// Decisions that one commit writes at most; 1 only to measure what grouping is worth.
+    pub commit_batch: u32,
     /// Bring the schema up to date at start.
     pub migrate: bool,
 }
+
+/// Most decisions of one commit: what the door takes.
+pub const MAX_COMMIT_BATCH: u32 = 128;
 
 /// Long polls.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -188,6 +193,7 @@ impl Default for Settings {
                 read_connections: 8,
                 hot_connections: 6,
                 commit_lanes: 2,
+                commit_batch: MAX_COMMIT_BATCH,
                 migrate: true,
             },
             long_poll: LongPoll {
@@ -441,6 +447,12 @@ fn check(settings: &Settings) -> Result<(), ConfigError> {
             return impossible(key, "must be at least 1".to_owned());
         }
     }
+    if !(1..=MAX_COMMIT_BATCH).contains(&settings.database.commit_batch) {
+        return impossible(
+            "database.commit_batch",
+            format!("must be 1 to {MAX_COMMIT_BATCH}"),
+        );
+    }
     if settings.long_poll.default_seconds > MAX_POLL_SECONDS {
         return impossible(
             "long_poll.default_seconds",
@@ -581,6 +593,17 @@ mod tests {
                 refused.as_ref().is_some_and(|why| why.contains(name)),
                 "{refused:?}"
             );
+        }
+    }
+
+    #[test]
+    fn a_commit_batch_is_within_what_the_door_takes() {
+        assert_eq!(MAX_COMMIT_BATCH as usize, crate::store::commit::MAX_BATCH);
+        for value in ["0", "129"] {
+            let refused = loaded(&[("DW_DATABASE__COMMIT_BATCH", value)], &Flags::new())
+                .err()
+                .map(|error| error.to_string());
+            assert!(refused.is_some_and(|why| why.contains("database.commit_batch")));
         }
     }
 }

@@ -90,6 +90,8 @@ pub struct Settings {
     pub check_replays: bool,
     /// Commit lanes.
     pub lanes: usize,
+    /// Decisions that one commit writes at most.
+    pub commit_batch: usize,
     /// Name of this node.
     pub node: String,
 }
@@ -106,6 +108,7 @@ impl Default for Settings {
             query_timeout_ms: 30_000,
             check_replays: false,
             lanes: 2,
+            commit_batch: crate::store::commit::MAX_BATCH,
             node: "node".to_owned(),
         }
     }
@@ -158,7 +161,7 @@ impl Engine {
         let (outbox, outbox_ends) = relays::Outbox::new();
         let (replays, to_compare) = replays::Replays::new(settings.check_replays);
         let names = namespaces::names(&store.reads).await?;
-        let lanes = Lanes::start(&store, settings.lanes);
+        let lanes = Lanes::start(&store, settings.lanes, settings.commit_batch);
         let renewals = renewals::Renewals::start(store.clone());
         let core = Arc::new_cyclic(|me| Core {
             me: Weak::clone(me),

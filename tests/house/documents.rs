@@ -48,6 +48,7 @@ fn every_dependency_has_its_line() {
     let manifest = read("Cargo.toml");
     let mut wanted = dependencies();
     wanted.extend(section(&manifest, "[dev-dependencies]"));
+    wanted.extend(section(&read("load/Cargo.toml"), "[dependencies]"));
     let page = read("docs/dependencies.md");
     let explained: BTreeSet<String> = rows(&page)
         .iter()

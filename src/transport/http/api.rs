@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use actix_web::HttpRequest;
+use actix_web::http::header::CONTENT_ENCODING;
+use actix_web::{HttpRequest, HttpResponse, HttpResponseBuilder};
 use metrics_exporter_prometheus::PrometheusHandle;
 
 use crate::auth::Gate;
@@ -98,6 +99,21 @@ impl Api {
             return None;
         }
         compression::encode(request, body)
+    }
+
+    /// A response with this body, in the coding that the request accepts.
+    pub fn finish(
+        &self,
+        request: &HttpRequest,
+        mut response: HttpResponseBuilder,
+        body: Vec<u8>,
+    ) -> HttpResponse {
+        match self.encode(request, &body) {
+            Some((encoded, coding)) => response
+                .insert_header((CONTENT_ENCODING, coding))
+                .body(encoded),
+            None => response.body(body),
+        }
     }
 
     /// The node is about to stop: readiness fails from now on.

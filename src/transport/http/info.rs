@@ -100,7 +100,10 @@ pub async fn cluster_info(request: HttpRequest, api: Data<Api>) -> HttpResponse 
     }
     let namespace = identify::namespace(&api, &request)
         .unwrap_or_else(|| Namespace::from(api.settings.default_namespace.as_str()));
-    plain(StatusCode::OK).json(document(&api, &namespace).await)
+    let body = document(&api, &namespace).await.to_string();
+    let mut response = plain(StatusCode::OK);
+    response.insert_header((CONTENT_TYPE, "application/json"));
+    api.finish(&request, response, body.into_bytes())
 }
 
 fn plain(status: StatusCode) -> actix_web::HttpResponseBuilder {
@@ -208,7 +211,7 @@ pub async fn metrics(request: HttpRequest, api: Data<Api>) -> HttpResponse {
         }));
     }
     ::metrics::gauge!("dw_parked_polls").set(api.engine.parked_polls() as f64);
-    HttpResponse::Ok()
-        .insert_header((CONTENT_TYPE, "text/plain; version=0.0.4"))
-        .body(api.metrics.render())
+    let mut response = HttpResponse::Ok();
+    response.insert_header((CONTENT_TYPE, "text/plain; version=0.0.4"));
+    api.finish(&request, response, api.metrics.render().into_bytes())
 }

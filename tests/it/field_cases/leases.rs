@@ -169,9 +169,6 @@ async fn fc_08_a_task_that_nobody_claimed_has_no_outcome() {
         }
     }
     assert_eq!(server.db.contents().await, before);
-    let activity = client.poll("activity", "w", "q", 5).await;
-    assert_eq!(activity["task_id"], id);
-    assert_eq!(activity["attempt"], 1);
     // The same for a workflow task.
     client.start("other", "flow", "q").await;
     let mut connection = server.db.connect().await;
@@ -191,6 +188,10 @@ async fn fc_08_a_task_that_nobody_claimed_has_no_outcome() {
         answer.refused(409, "task_not_leased");
     }
     assert_eq!(server.db.contents().await, before);
+    // Both are as free as before.
+    let activity = client.poll("activity", "w", "q", 5).await;
+    assert_eq!(activity["task_id"], id);
+    assert_eq!(activity["attempt"], 1);
     server.stop().await;
 }
 

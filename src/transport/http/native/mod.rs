@@ -26,6 +26,7 @@ use crate::protocol::reason::Reason;
 use super::api::Api;
 use super::body;
 pub use cancellations::request_object as cancellation_request;
+pub use commands::{CommandRequest, read as read_commands};
 pub use sessions::snapshot as session_snapshot;
 pub use tasks::{page_token, read_page_token};
 
