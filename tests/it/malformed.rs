@@ -12,6 +12,7 @@ struct Operation {
     method: Method,
     path: String,
     fields: Vec<String>,
+    has_body: bool,
 }
 
 /// Names of the fields of an object's schema, with those of the schemas that it is put together from.
@@ -42,6 +43,7 @@ fn operations() -> Vec<Operation> {
                     method,
                     path: path.clone(),
                     fields: fields_of(&document, schema),
+                    has_body: !operation["requestBody"].is_null(),
                 });
             }
         }
@@ -312,7 +314,7 @@ async fn wrong_bodies_for_real_objects_change_nothing() {
                 request,
             });
         };
-        assert!(!operation.fields.is_empty(), "{path} documents no body");
+        assert_ne!(operation.fields.is_empty(), operation.has_body, "{path}");
         for (label, value) in wrong_values() {
             let body: Map<String, Value> = operation
                 .fields

@@ -155,10 +155,7 @@ async fn decide(
             );
             None
         }
-        Some(build) => build
-            .as_deref()
-            .filter(|build| !build.is_empty())
-            .map(Arc::from),
+        Some(build) => build.as_deref().map(Arc::from),
     };
     if let Some(build) = &build {
         problems.text("build_id", build, MAX_NAME);
