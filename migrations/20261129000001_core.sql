@@ -91,9 +91,14 @@ create table tasks (
     holder_knows      bigint,
     cancel_requested  boolean not null default false,
     blocked_by        text,
+    session           text,
+    session_id        text collate "C",
     primary key (run_id, task_no)
 ) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
-create index tasks_ready on tasks (namespace, queue, kind, priority, visible_at, run_id, task_no) where state = 0;
+create index tasks_ready on tasks (namespace, queue, kind, priority, visible_at, run_id, task_no)
+    where state = 0 and session_id is null;
+-- Ready and held tasks of worker sessions, which are few and are claimed one by one.
+create index tasks_in_sessions on tasks (namespace, queue, session_id) where session_id is not null;
 -- Held tasks by key. No deadline is in it, so a heartbeat stays on the page; holders are few.
 create index tasks_leased on tasks (run_id, task_no) where state = 1;
 -- Tasks whose history some code could not replay, for the day when other code registers.
@@ -186,3 +191,21 @@ create table workers (
     last_heartbeat_at                timestamptz not null,
     primary key (namespace, worker_id)
 ) with (fillfactor = 70);
+
+create table worker_sessions (
+    namespace                     text collate "C" not null,
+    session_id                    text collate "C" not null,
+    options                       text not null,
+    queue                         text collate "C" not null,
+    status                        text not null,
+    lease_owner                   text collate "C" not null,
+    lease_expires_at              timestamptz not null,
+    ttl_expires_at                timestamptz not null,
+    closed_at                     timestamptz,
+    failure_reason                text,
+    last_heartbeat_at             timestamptz not null,
+    created_at                    timestamptz not null,
+    updated_at                    timestamptz not null,
+    primary key (namespace, session_id)
+) with (fillfactor = 70);
+create index worker_sessions_owned on worker_sessions (namespace, lease_owner) where status = 'active';

@@ -7,7 +7,8 @@ use std::time::Duration;
 use sqlx::postgres::PgConnectOptions;
 use tokio::sync::watch;
 
-use crate::config::Settings;
+use crate::config::{Settings, TaskLimits};
+use crate::domain::admission;
 use crate::domain::limits::Limits;
 use crate::domain::run;
 use crate::engine::{self, Engine};
@@ -67,6 +68,7 @@ impl Node {
             server_id,
             metrics,
             openapi::routes(),
+            openapi::write,
         )?);
         let (server, serving) = start_listener(listener, Arc::clone(&api), threads)?;
         Ok(Self {
@@ -133,15 +135,29 @@ fn engine_settings(settings: &Settings, server_id: &str) -> engine::Settings {
         },
         stale_after_seconds: settings.workers.stale_after_seconds,
         max_parked_polls: settings.long_poll.max_parked,
+        max_parked_queries: settings.long_poll.max_parked_queries,
+        workflow_limits: task_limits(&settings.admission.workflow_tasks),
+        activity_limits: task_limits(&settings.admission.activity_tasks),
         check_replays: settings.checks.replay,
         query_timeout_ms: settings.queries.timeout_seconds * 1_000,
         lanes: usize::try_from(settings.database.commit_lanes).unwrap_or(2),
+        commit_batch: usize::try_from(settings.database.commit_batch).unwrap_or(1),
         // Two nodes on one machine must not take each other's hints for their own.
         node: format!(
             "{server_id}:{}:{}",
             std::process::id(),
             uuid::Uuid::new_v4().simple()
         ),
+    }
+}
+
+fn task_limits(limits: &TaskLimits) -> admission::Limits {
+    let set = |limit: u64| (limit > 0).then_some(limit);
+    admission::Limits {
+        leases_per_queue: set(limits.max_active_leases_per_queue),
+        leases_per_namespace: set(limits.max_active_leases_per_namespace),
+        dispatches_per_queue: set(limits.max_dispatches_per_minute),
+        dispatches_per_namespace: set(limits.max_dispatches_per_minute_per_namespace),
     }
 }
 

@@ -2,8 +2,10 @@
 //!
 //! A flag wins over the environment, the environment over the file, the file over the default.
 
+mod admission;
 mod secret;
 
+pub use admission::{Admission, TaskLimits};
 pub use secret::Secret;
 
 use std::collections::BTreeMap;
@@ -37,6 +39,8 @@ pub struct Settings {
     pub workers: Workers,
     /// Leases.
     pub leases: Leases,
+    /// How many tasks may be held and handed out.
+    pub admission: Admission,
     /// Queries.
     pub queries: Queries,
     /// History pages.
@@ -73,9 +77,14 @@ pub struct Database {
     pub hot_connections: u32,
     /// Commit lanes, each with a connection of its own.
     pub commit_lanes: u32,
+    /// Decisions that one commit writes at most; 1 only to measure what grouping is worth.
+    pub commit_batch: u32,
     /// Bring the schema up to date at start.
     pub migrate: bool,
 }
+
+/// Most decisions of one commit: what the door takes.
+pub const MAX_COMMIT_BATCH: u32 = 128;
 
 /// Long polls.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -83,8 +92,10 @@ pub struct Database {
 pub struct LongPoll {
     /// Seconds that a poll which names no wait is held.
     pub default_seconds: u64,
-    /// Polls that a node holds.
+    /// Polls that a node holds, those for queries apart.
     pub max_parked: usize,
+    /// Polls for queries that a node holds.
+    pub max_parked_queries: usize,
 }
 
 /// Longest wait of a poll, in seconds; fixed by the contract.
@@ -145,6 +156,8 @@ pub struct History {
 pub struct Http {
     /// Bytes of the largest body.
     pub max_body_bytes: usize,
+    /// Compress answers for clients that accept it.
+    pub compression: bool,
     /// Threads that serve requests; 0 for one per core.
     pub threads: usize,
 }
@@ -180,11 +193,13 @@ impl Default for Settings {
                 read_connections: 8,
                 hot_connections: 6,
                 commit_lanes: 2,
+                commit_batch: MAX_COMMIT_BATCH,
                 migrate: true,
             },
             long_poll: LongPoll {
                 default_seconds: 30,
                 max_parked: 20_000,
+                max_parked_queries: 20_000,
             },
             workers: Workers {
                 heartbeat_interval_seconds: 10,
@@ -194,6 +209,7 @@ impl Default for Settings {
                 workflow_task_seconds: 30,
                 activity_seconds: 300,
             },
+            admission: Admission::default(),
             queries: Queries {
                 timeout_seconds: 30,
             },
@@ -203,6 +219,7 @@ impl Default for Settings {
             },
             http: Http {
                 max_body_bytes: 3 << 20,
+                compression: true,
                 threads: 0,
             },
             shutdown: Shutdown { grace_seconds: 8 },
@@ -233,6 +250,7 @@ const ALIASES: &[(&str, &str)] = &[
         "workers.heartbeat_interval_seconds",
     ),
     ("DW_QUERY_TASK_TIMEOUT", "queries.timeout_seconds"),
+    ("DW_COMPRESSION_ENABLED", "http.compression"),
     ("DW_WORKFLOW_TASK_TIMEOUT", "leases.workflow_task_seconds"),
     ("DW_ACTIVITY_TASK_TIMEOUT", "leases.activity_seconds"),
     ("RUST_LOG", "log.filter"),
@@ -319,7 +337,7 @@ fn load_from(environment: &BTreeMap<String, String>, flags: &Flags) -> Result<Lo
             figment = figment.merge(from(name, &key, value));
         }
     }
-    for (name, key) in ALIASES {
+    for (name, key) in ALIASES.iter().chain(admission::ALIASES) {
         if let Some(value) = environment.get(*name) {
             figment = figment.merge(from(name, key, value));
         }
@@ -428,6 +446,12 @@ fn check(settings: &Settings) -> Result<(), ConfigError> {
         if value == 0 {
             return impossible(key, "must be at least 1".to_owned());
         }
+    }
+    if !(1..=MAX_COMMIT_BATCH).contains(&settings.database.commit_batch) {
+        return impossible(
+            "database.commit_batch",
+            format!("must be 1 to {MAX_COMMIT_BATCH}"),
+        );
     }
     if settings.long_poll.default_seconds > MAX_POLL_SECONDS {
         return impossible(
@@ -569,6 +593,17 @@ mod tests {
                 refused.as_ref().is_some_and(|why| why.contains(name)),
                 "{refused:?}"
             );
+        }
+    }
+
+    #[test]
+    fn a_commit_batch_is_within_what_the_door_takes() {
+        assert_eq!(MAX_COMMIT_BATCH as usize, crate::store::commit::MAX_BATCH);
+        for value in ["0", "129"] {
+            let refused = loaded(&[("DW_DATABASE__COMMIT_BATCH", value)], &Flags::new())
+                .err()
+                .map(|error| error.to_string());
+            assert!(refused.is_some_and(|why| why.contains("database.commit_batch")));
         }
     }
 }

@@ -12,6 +12,7 @@ use super::event::{Json, SelectionOperationCancelled};
 use super::ids::{Step, TaskQueue};
 use super::parallel::Path;
 use super::retry::Policy;
+use super::session;
 
 /// One command of a completion, in the order it was sent.
 #[derive(Clone, Debug)]
@@ -91,6 +92,8 @@ pub struct ScheduleActivity {
     pub policy: Option<Policy>,
     /// What a cancellation does to it; `None` when the command does not say.
     pub cancellation: Option<CancellationPolicy>,
+    /// The worker session that it runs in.
+    pub session: Option<Arc<session::Options>>,
     /// Place in parallel groups.
     pub path: Option<Path>,
 }

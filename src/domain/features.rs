@@ -13,3 +13,5 @@ pub const SELECTION: i64 = 1 << 3;
 pub const STREAMS: i64 = 1 << 4;
 /// A cooperative cancellation waits to be delivered.
 pub const CANCELLATION: i64 = 1 << 5;
+/// The task runs in a worker session.
+pub const SESSIONS: i64 = 1 << 6;

@@ -1,8 +1,13 @@
 //! What lists show: runs page by page, and what waits on a queue.
 
-use super::ids::{RunId, WorkflowId};
+use std::sync::Arc;
+
+use super::features;
+use super::ids::{Namespace, RunId, TaskId, TaskQueue, WorkerId, WorkflowId};
+use super::routing::{Profile, TaskKind};
 use super::run::Status;
 use super::time::Timestamp;
+use super::worker::Shape;
 
 /// A run as lists show it.
 #[derive(Clone, Debug)]
@@ -75,4 +80,76 @@ pub struct QueueRow {
     pub workflow: Backlog,
     /// Activity tasks.
     pub activity: Backlog,
+}
+
+/// Ready tasks that the same workers may take.
+#[derive(Clone, Debug)]
+pub struct Waiting {
+    /// Namespace.
+    pub namespace: Namespace,
+    /// Queue.
+    pub queue: TaskQueue,
+    /// Workflow or activity.
+    pub kind: TaskKind,
+    /// Workflow or activity type.
+    pub task_type: Arc<str>,
+    /// Build that the worker must run.
+    pub build_id: Option<Arc<str>>,
+    /// Bits of history features that the worker must know.
+    pub needs: i64,
+    /// How many are ready.
+    pub tasks: u64,
+    /// How many wait for code that can replay their history.
+    pub blocked: u64,
+    /// Seconds that the oldest has waited.
+    pub age_seconds: u64,
+}
+
+impl Waiting {
+    /// Whether a live worker of this shape may take these tasks. What only a poll's protocol version
+    /// tells is believed.
+    pub fn may_go_to(&self, worker: &Shape) -> bool {
+        let by_version = features::OCCURRENCE | features::CANCELLATION | features::SESSIONS;
+        let profile = Profile {
+            types: Arc::clone(match self.kind {
+                TaskKind::Activity => &worker.activity_types,
+                _ => &worker.workflow_types,
+            }),
+            build_id: worker.build_id.clone(),
+            knows: worker.knows() | by_version,
+        };
+        self.namespace == worker.namespace
+            && worker.queues.contains(&self.queue)
+            && profile.fits(&self.task_type, self.build_id.as_deref(), self.needs)
+    }
+}
+
+/// A ready task that no worker may take.
+#[derive(Clone, Debug)]
+pub struct Lone {
+    /// The task.
+    pub task: TaskId,
+    /// Its workflow.
+    pub workflow_id: WorkflowId,
+    /// Since when it is ready.
+    pub since: Option<Timestamp>,
+}
+
+/// A task that a worker holds.
+#[derive(Clone, Debug)]
+pub struct Held {
+    /// The task.
+    pub task: TaskId,
+    /// Workflow or activity.
+    pub kind: TaskKind,
+    /// Workflow or activity type.
+    pub task_type: Arc<str>,
+    /// Its workflow.
+    pub workflow_id: WorkflowId,
+    /// The worker.
+    pub owner: WorkerId,
+    /// End of the lease.
+    pub lease_expires_at: Timestamp,
+    /// The hand-out.
+    pub attempt: u32,
 }

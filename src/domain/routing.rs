@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::ids::{Namespace, RunId, TaskId, TaskQueue, WorkerId};
+use super::session;
 
 /// Which plane hands a task out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -46,6 +47,14 @@ impl TaskKind {
             Self::Activity => "activity",
             Self::Query => "query",
             Self::UpdateValidation => "update_validation",
+        }
+    }
+
+    /// The kind whose polls hand it out: a poll for workflow tasks may take update validations too.
+    pub fn polled_as(self) -> Self {
+        match self {
+            Self::UpdateValidation => Self::Workflow,
+            kind => kind,
         }
     }
 
@@ -95,6 +104,10 @@ pub struct Routing {
     pub build_id: Option<Arc<str>>,
     /// Bits of history features that the worker must know.
     pub needs: i64,
+    /// The worker session that it runs in. Who may own that is decided when a worker claims the task.
+    pub session: Option<Arc<session::Options>>,
+    /// The worker that keeps the run in memory, which is given the task if it waits.
+    pub preferred: Option<WorkerId>,
 }
 
 /// What a group of like polls can take.
@@ -112,9 +125,18 @@ impl Profile {
     /// Whether a worker of this profile, which polls the task's queue, may be given the task. The
     /// claim statement says the same in SQL, and a test holds the two against each other.
     pub fn may_take(&self, routing: &Routing) -> bool {
-        self.types.iter().any(|known| **known == *routing.task_type)
-            && (routing.build_id.is_none() || routing.build_id == self.build_id)
-            && routing.needs & !self.knows == 0
+        self.fits(
+            &routing.task_type,
+            routing.build_id.as_deref(),
+            routing.needs,
+        )
+    }
+
+    /// The same for what routing looks at, one by one.
+    pub fn fits(&self, task_type: &str, build_id: Option<&str>, needs: i64) -> bool {
+        self.types.iter().any(|known| known == task_type)
+            && (build_id.is_none() || build_id == self.build_id.as_deref())
+            && needs & !self.knows == 0
     }
 }
 
@@ -125,4 +147,19 @@ pub struct Poller {
     pub owner: WorkerId,
     /// The poll's id, if the worker gave one.
     pub poll_request_id: Option<Arc<str>>,
+    /// Kinds of task that it takes, in the order of their numbers.
+    pub kinds: Arc<[TaskKind]>,
+}
+
+impl Poller {
+    /// Whether `other` has the same id for other kinds of task. Polls of another plane have ids of
+    /// their own.
+    pub fn contradicts(&self, other: &Self) -> bool {
+        let plane = |poller: &Self| poller.kinds.first().map(|kind| kind.polled_as());
+        self.owner == other.owner
+            && self.poll_request_id.is_some()
+            && self.poll_request_id == other.poll_request_id
+            && plane(self) == plane(other)
+            && self.kinds != other.kinds
+    }
 }

@@ -77,6 +77,8 @@ pub struct Registration {
     pub status: WorkerStatus,
     /// What it said about itself.
     pub description: Description,
+    /// Names this registration when the worker leaves; another one has another.
+    pub token: Option<Arc<str>>,
     /// When it registered.
     pub registered_at: Timestamp,
     /// When anything about it changed.
@@ -100,24 +102,62 @@ impl Registration {
 
     /// Bits of the history features that it says it can replay, see [`features`].
     pub fn knows(&self) -> i64 {
-        let says = |name: &str, bit: i64| {
-            let listed = self
-                .description
-                .capabilities
-                .iter()
-                .any(|said| said == name);
-            if listed { bit } else { 0 }
-        };
-        says("memo_upserts", features::MEMO)
-            | says("typed_search_attributes", features::TYPED_ATTRIBUTES)
-            | says("durable_selection", features::SELECTION)
-            | says("message_streams", features::STREAMS)
-            | says("cooperative_cancellation", features::CANCELLATION)
+        knows(&self.description.capabilities)
+    }
+
+    /// What routing looks at.
+    pub fn shape(&self) -> Shape {
+        let said = &self.description;
+        Shape {
+            namespace: self.namespace.clone(),
+            queues: said.queues.clone(),
+            workflow_types: Arc::clone(&said.workflow_types),
+            activity_types: Arc::clone(&said.activity_types),
+            build_id: said.build_id.clone(),
+            capabilities: said.capabilities.clone(),
+        }
     }
 
     /// Whether it has been silent for too long.
     pub fn is_stale(&self, now: Timestamp, stale_after_seconds: u64) -> bool {
         self.last_heartbeat_at.plus_seconds(stale_after_seconds) <= now
+    }
+}
+
+fn knows(capabilities: &[String]) -> i64 {
+    let says = |name: &str, bit: i64| {
+        let listed = capabilities.iter().any(|said| said == name);
+        if listed { bit } else { 0 }
+    };
+    says("memo_upserts", features::MEMO)
+        | says("typed_search_attributes", features::TYPED_ATTRIBUTES)
+        | says("durable_selection", features::SELECTION)
+        | says("message_streams", features::STREAMS)
+        | says("cooperative_cancellation", features::CANCELLATION)
+        | says("worker_sessions", features::SESSIONS)
+}
+
+/// What routing looks at in a worker; the workers of a fleet have few shapes.
+#[derive(Clone, Debug)]
+pub struct Shape {
+    /// Namespace.
+    pub namespace: Namespace,
+    /// Queues that it serves.
+    pub queues: Vec<TaskQueue>,
+    /// Workflow types that it runs.
+    pub workflow_types: Arc<[String]>,
+    /// Activity types that it runs.
+    pub activity_types: Arc<[String]>,
+    /// Its build.
+    pub build_id: Option<Arc<str>>,
+    /// What it can do.
+    pub capabilities: Vec<String>,
+}
+
+impl Shape {
+    /// Bits of the history features that it says it can replay.
+    pub fn knows(&self) -> i64 {
+        knows(&self.capabilities)
     }
 }
 
@@ -136,6 +176,15 @@ pub enum Refused {
     },
 }
 
+/// What the server adds to a registration.
+#[derive(Clone, Debug)]
+pub struct Standing {
+    /// Whether the worker's build drains.
+    pub status: WorkerStatus,
+    /// Names the registration.
+    pub token: Arc<str>,
+}
+
 /// Registers a worker, new or again. A registration is a process boundary: whatever an older one of
 /// the same id held is given back by the caller.
 ///
@@ -146,6 +195,7 @@ pub fn register(
     namespace: Namespace,
     worker_id: WorkerId,
     mut description: Description,
+    standing: Standing,
     now: Timestamp,
 ) -> Result<Registration, Refused> {
     if let Some(old) = existing.filter(|old| old.status == WorkerStatus::Active) {
@@ -186,8 +236,9 @@ pub fn register(
         namespace,
         worker_id,
         epoch: existing.map_or(1, |old| old.epoch + 1),
-        status: existing.map_or(WorkerStatus::Active, |old| old.status),
+        status: standing.status,
         description,
+        token: Some(standing.token),
         registered_at: existing.map_or(now, |old| old.registered_at),
         updated_at: now,
         last_heartbeat_at: now,
@@ -233,12 +284,20 @@ mod tests {
         }
     }
 
+    fn standing(status: WorkerStatus) -> Standing {
+        Standing {
+            status,
+            token: "t".into(),
+        }
+    }
+
     fn again(old: &Registration, fingerprints: &[(&str, &str)]) -> Result<Registration, Refused> {
         register(
             Some(old),
             "default".into(),
             "w".into(),
             description(fingerprints),
+            standing(old.status),
             Timestamp::from_micros(2),
         )
     }
@@ -250,6 +309,7 @@ mod tests {
             "default".into(),
             "w".into(),
             description(&[("a", "1"), ("b", "1")]),
+            standing(WorkerStatus::Active),
             Timestamp::from_micros(1),
         )?;
         assert_eq!(first.epoch, 1);
@@ -288,6 +348,7 @@ mod tests {
             "d".into(),
             "w".into(),
             description(&[]),
+            standing(WorkerStatus::Active),
             Timestamp::from_micros(0),
         )?;
         assert!(!worker.is_stale(Timestamp::from_micros(59_999_999), 60));

@@ -222,6 +222,11 @@ fn ready(core: &Core, kind: TaskKind, namespace: Namespace, queue: TaskQueue) {
 }
 
 impl Engine {
+    /// Queries that may wait on one queue.
+    pub fn max_pending_queries(&self) -> u64 {
+        QUEUE_BOUND
+    }
+
     /// Asks the workers of a run and waits for the answer.
     ///
     /// # Errors
@@ -463,7 +468,7 @@ async fn hand_over(
                 heartbeat_due_at: None,
             };
             core.leases
-                .granted(&lease, claims::poll_name(key, poll.poller()));
+                .granted(&lease, poll.poller(), claims::poll_name(key, poll.poller()));
             poll.give(Grant::new(lease, core.releases.clone()));
             Ok(Placed::Handed)
         }
@@ -490,6 +495,8 @@ fn routing(question: &Question, state: &RunState) -> Routing {
         fairness_weight: 1,
         build_id: begun.build_id.clone(),
         needs: state.needs,
+        session: None,
+        preferred: None,
     }
 }
 

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use super::leases::PollName;
-use super::{Core, Fault};
+use super::{Core, Fault, admission, session_claims};
 use crate::domain::routing::{Poller, Profile, TaskKind};
 use crate::matching::{Grant, GrantedLease, QueueKey, Reserved, WorkerKey};
 use crate::store::asks;
-use crate::store::claim::{self, Claimed};
+use crate::store::claim::Claimed;
 
 /// Polls that one claim serves.
 const CLAIM_BATCH: usize = 128;
@@ -55,20 +55,43 @@ async fn run(core: &Arc<Core>, key: &QueueKey) {
     }
 }
 
-/// Claims from the table that holds the kind.
+/// Claims from the table that holds the kind, and then what runs in sessions.
 pub(super) async fn claim(
-    core: &Core,
+    core: &Arc<Core>,
     key: &QueueKey,
     profile: &Profile,
     pollers: &[Poller],
 ) -> Result<Vec<Claimed>, Fault> {
     let (pool, kind) = (&core.store.hot, key.kind);
-    let claimed = if kind.is_ask() {
-        asks::claim(pool, kind, &key.namespace, &key.queue, profile, pollers).await
-    } else {
-        claim::claim(pool, kind, &key.namespace, &key.queue, profile, pollers).await
-    };
-    Ok(claimed?)
+    if kind.is_ask() {
+        let claimed = asks::claim(pool, kind, &key.namespace, &key.queue, profile, pollers);
+        return Ok(claimed.await?);
+    }
+    let (mut claimed, room) = admission::claim(core, key, profile, pollers).await?;
+    if kind == TaskKind::Activity && claimed.len() < pollers.len() {
+        let left: Vec<(usize, Poller)> = pollers
+            .iter()
+            .cloned()
+            .enumerate()
+            .filter(|(place, _)| claimed.iter().all(|task| task.poller != *place))
+            .take(room.unwrap_or(usize::MAX))
+            .collect();
+        let entered = session_claims::claim(core, key, profile, &left).await;
+        match entered {
+            Ok((tasks, waiting)) => {
+                let entered = tasks.len();
+                claimed.extend(tasks);
+                core.registry.picky(key, waiting);
+                if let Err(fault) = admission::count(core, key, entered).await {
+                    tracing::warn!(error = %fault, "tasks of sessions could not be counted");
+                }
+            }
+            // What was claimed before is held and must be handed over.
+            Err(fault) if claimed.is_empty() => return Err(fault),
+            Err(fault) => tracing::warn!(error = %fault, "tasks of sessions could not be claimed"),
+        }
+    }
+    Ok(claimed)
 }
 
 fn give(core: &Core, key: &QueueKey, polls: Vec<Reserved>, claimed: Vec<Claimed>) {
@@ -108,7 +131,7 @@ pub(super) fn grant(core: &Core, key: &QueueKey, poller: &Poller, task: Claimed)
         heartbeat_due_at: task.heartbeat_due_at,
     };
     core.clock.observe(lease.leased_at);
-    core.leases.granted(&lease, poll_name(key, poller));
+    core.leases.granted(&lease, poller, poll_name(key, poller));
     if key.kind.is_ask() {
         return Grant::new(lease, core.releases.clone());
     }
@@ -127,7 +150,7 @@ pub(super) fn grant(core: &Core, key: &QueueKey, poller: &Poller, task: Claimed)
 /// The name of a poll, if its worker gave it one.
 pub(super) fn poll_name(key: &QueueKey, poller: &Poller) -> Option<PollName> {
     Some(PollName {
-        kind: key.kind,
+        plane: key.kind.polled_as(),
         worker: WorkerKey {
             namespace: key.namespace.clone(),
             worker: poller.owner.clone(),

@@ -20,8 +20,13 @@ pub enum Fault {
     Bug,
 }
 
+/// Codes of statements that gave way to others and wrote nothing: serialization and deadlock, lock
+/// timeout, statement timeout.
+const CONTENTION: [&str; 3] = ["40", "55P03", "57014"];
+
 impl From<sqlx::Error> for Fault {
-    /// A read failed. Decoding failures are defects, everything else is the database being away.
+    /// A statement failed. Decoding failures are defects, giving way to others is pressure, everything
+    /// else is the database being away.
     fn from(error: sqlx::Error) -> Self {
         match &error {
             sqlx::Error::Decode(_)
@@ -42,6 +47,14 @@ impl From<sqlx::Error> for Fault {
             {
                 tracing::error!(error = %error, "store: statement refused");
                 Self::Bug
+            }
+            sqlx::Error::Database(database)
+                if database
+                    .code()
+                    .is_some_and(|code| CONTENTION.iter().any(|known| code.starts_with(known))) =>
+            {
+                tracing::warn!(error = %error, "store: statement gave way");
+                Self::Busy
             }
             _ => {
                 tracing::warn!(error = %error, "store: database out of reach");

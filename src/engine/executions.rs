@@ -6,9 +6,10 @@ use super::cache;
 use super::error::{ApplyError, Fault};
 use super::runs::{self, Applied};
 use super::write::{Written, write};
-use super::{Core, Engine};
+use super::{Core, Engine, rollouts};
 use crate::domain::ids::{Namespace, RunId, TaskId, WorkflowId};
 use crate::domain::limits::LimitKind;
+use crate::domain::rollout::StartRefused;
 use crate::domain::run::{
     self, Close, CloseReason, CloseRequest, CommandKind, Input, ObservedLease, Refusal, Reply,
     RunState, StartRequest,
@@ -35,6 +36,8 @@ pub enum StartError {
     Duplicate(Arc<RunState>),
     /// The workflow id is taken by a run of another type.
     OtherType(Arc<RunState>),
+    /// No worker may take it; the build that it is pinned to, if any.
+    NotRouted(Box<StartRefused>),
     /// The server could not.
     Fault(Fault),
 }
@@ -294,27 +297,35 @@ pub(super) async fn observe(core: &Core, run: RunId) -> Result<ObservedLease, Fa
 
 async fn start(
     core: &Arc<Core>,
-    request: StartRequest,
+    mut request: StartRequest,
     use_existing: bool,
 ) -> Result<Started, StartError> {
+    let refused = rollouts::route(core, &mut request).await?;
     let (namespace, workflow_id) = (request.namespace.clone(), request.workflow_id.clone());
     let workflow_type = Arc::clone(&request.workflow_type);
-    let now = core.clock.now();
-    let run = RunId::new(now, uuid::Uuid::new_v4().as_u128());
-    let mut decision = run::start(run, request, now, &core.settings.run);
-    match write(core, &mut decision, None).await? {
-        Written::Committed(_) => {
-            return Ok(Started {
-                state: Arc::new(decision.write.next),
-                new: true,
-            });
+    if refused.is_none() {
+        let now = core.clock.now();
+        let run = RunId::new(now, uuid::Uuid::new_v4().as_u128());
+        let mut decision = run::start(run, request, now, &core.settings.run);
+        match write(core, &mut decision, None).await? {
+            Written::Committed(_) => {
+                return Ok(Started {
+                    state: Arc::new(decision.write.next),
+                    new: true,
+                });
+            }
+            Written::Refused => {}
         }
-        Written::Refused => {}
     }
+    // A start that was made before gets its answer, wherever new ones go now.
     let header = load::current_run(&core.store.reads, &namespace, &workflow_id)
         .await
-        .map_err(Fault::from)?
-        .ok_or(Fault::Contended)?;
+        .map_err(Fault::from)?;
+    let header = match (header, refused) {
+        (Some(header), _) => header,
+        (None, Some(refused)) => return Err(StartError::NotRouted(Box::new(refused))),
+        (None, None) => return Err(Fault::Contended.into()),
+    };
     let state = cache::at_least(core, header.run, header.version)
         .await?
         .ok_or(Fault::Contended)?

@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
 
-use crate::domain::ids::{Namespace, RunId, TaskId, WorkerId};
+use crate::domain::ids::{Namespace, RunId, TaskId, TaskQueue, WorkerId};
 use crate::domain::routing::TaskKind;
 use crate::matching::{QueueKey, WorkerKey};
 use crate::store::notify::MAX_NOTIFICATION;
@@ -22,6 +22,10 @@ pub enum Hint {
     Ready(QueueKey),
     /// A worker's registration was written, with this epoch; removed, with the largest one.
     Worker(WorkerKey, u64),
+    /// A worker is to take no more tasks.
+    Drained(WorkerKey),
+    /// What is decided about the builds of a queue has changed.
+    Rollouts(Namespace, TaskQueue),
     /// A hand-out of an activity has said something in a heartbeat.
     Beat(TaskId, u32),
     /// A run was written in a way that somebody may wait for.
@@ -77,6 +81,16 @@ impl Hints {
             "w{FIELD}{}{FIELD}{}{FIELD}{epoch}",
             key.namespace, key.worker
         ));
+    }
+
+    /// A worker is to take no more tasks.
+    pub fn drained(&self, key: &WorkerKey) {
+        self.add(format!("d{FIELD}{}{FIELD}{}", key.namespace, key.worker));
+    }
+
+    /// What is decided about the builds of a queue has changed.
+    pub fn rollouts(&self, namespace: &Namespace, queue: &TaskQueue) {
+        self.add(format!("o{FIELD}{namespace}{FIELD}{queue}"));
     }
 
     /// A hand-out of an activity has said something in a heartbeat.
@@ -136,6 +150,14 @@ fn read_line(line: &str) -> Option<Hint> {
             namespace: Namespace::from(fields.next()?),
             queue: fields.next()?.into(),
         })),
+        "d" => Some(Hint::Drained(WorkerKey {
+            namespace: Namespace::from(fields.next()?),
+            worker: WorkerId::from(fields.next()?),
+        })),
+        "o" => Some(Hint::Rollouts(
+            Namespace::from(fields.next()?),
+            TaskQueue::from(fields.next()?),
+        )),
         "r" => Some(Hint::Moved(fields.next()?.parse().ok()?)),
         "a" => Some(Hint::Answered(fields.next()?.parse().ok()?)),
         "b" => Some(Hint::Beat(
@@ -173,6 +195,8 @@ mod tests {
         sender.ready(&queue);
         sender.ready(&queue);
         sender.worker(&worker, 7);
+        sender.drained(&worker);
+        sender.rollouts(&queue.namespace, &queue.queue);
         let run = crate::domain::ids::RunId::new(crate::domain::time::Timestamp::from_micros(1), 2);
         let task = TaskId { run, no: 3 };
         sender.beat(task, 4);
@@ -181,6 +205,8 @@ mod tests {
             receiver.read(&text),
             [
                 Hint::Beat(task, 4),
+                Hint::Drained(worker.clone()),
+                Hint::Rollouts(queue.namespace.clone(), queue.queue.clone()),
                 Hint::Ready(queue),
                 Hint::Worker(worker, 7)
             ]

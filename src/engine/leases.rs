@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::domain::ids::TaskId;
-use crate::domain::routing::TaskKind;
+use crate::domain::routing::{Poller, TaskKind};
 use crate::matching::{GrantedLease, WorkerKey};
 
 /// Entries that are kept; beyond this everything is forgotten and read again when it is needed.
@@ -14,7 +14,8 @@ const KEPT: usize = 200_000;
 /// A poll by the name that its worker gave it, to answer a repeat of it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct PollName {
-    pub kind: TaskKind,
+    /// The kind that it is polled as.
+    pub plane: TaskKind,
     pub worker: WorkerKey,
     pub id: Arc<str>,
 }
@@ -34,7 +35,7 @@ pub(super) struct Known {
 #[derive(Debug, Default)]
 struct Held {
     tasks: HashMap<TaskId, Known>,
-    polls: HashMap<PollName, GrantedLease>,
+    polls: HashMap<PollName, (GrantedLease, Poller)>,
 }
 
 impl Held {
@@ -54,14 +55,16 @@ impl Leases {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub fn granted(&self, lease: &GrantedLease, poll: Option<PollName>) {
+    /// A poll was given a lease; its name, if it has one.
+    pub fn granted(&self, lease: &GrantedLease, poller: &Poller, poll: Option<PollName>) {
         let mut held = self.held();
         if held.tasks.len() >= KEPT {
             *held = Held::default();
         }
         held.remove(lease.task);
         if let Some(poll) = &poll {
-            held.polls.insert(poll.clone(), lease.clone());
+            held.polls
+                .insert(poll.clone(), (lease.clone(), poller.clone()));
         }
         held.tasks.insert(
             lease.task,
@@ -75,8 +78,8 @@ impl Leases {
         );
     }
 
-    /// The lease that this poll was given.
-    pub fn of_poll(&self, poll: &PollName) -> Option<GrantedLease> {
+    /// The lease that a poll of this name was given, and that poll.
+    pub fn of_poll(&self, poll: &PollName) -> Option<(GrantedLease, Poller)> {
         self.held().polls.get(poll).cloned()
     }
 

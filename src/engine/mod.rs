@@ -1,5 +1,6 @@
 //! Use cases: load, ask the domain, commit, wake. Knows no transport and writes no SQL.
 
+mod admission;
 mod alarms;
 mod answers;
 mod asks;
@@ -19,13 +20,18 @@ mod relays;
 mod renewals;
 mod replays;
 mod reports;
+mod rollouts;
 mod runs;
+mod session_claims;
+mod sessions;
 mod starts;
 mod streams;
 mod sweeps;
+mod unserved;
 mod workers;
 mod write;
 
+pub use admission::Admission;
 pub use answers::{AskRefused, AskView};
 pub use asks::{Answered, AskError, Question, Told};
 pub use cancellations::{
@@ -38,11 +44,14 @@ pub use hints::Hint;
 pub use inputs::{InputCommand, UpdateOutcome};
 pub use polls::{ActivityTaskView, Page, PollRefused, PollRequest, Polled, WorkflowTaskView};
 pub use reads::{Export, NotFound, ReadError, RunView};
-pub use reports::{Heartbeat, Holder, RenewedLease, ReportRefused, Reported};
+pub use reports::{Heartbeat, Holder, RenewedLease, ReportRefused, Reported, SessionBeat};
+pub use rollouts::{BuildView, RolloutError, RolloutStep};
 pub use runs::Applied;
+pub use sessions::{SessionError, SessionView};
 pub use streams::{MessageError, MessageTaken};
 pub use sweeps::Swept;
-pub use workers::RegisterError;
+pub use unserved::{Nothing, QueueDetail};
+pub use workers::{DeregisterError, RegisterError};
 
 use std::future::Future;
 use std::sync::{Arc, RwLock, Weak};
@@ -52,6 +61,7 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
 use crate::clock::Clock;
+use crate::domain::admission::Limits;
 use crate::domain::ids::Namespace;
 use crate::domain::run;
 use crate::domain::time::Timestamp;
@@ -66,14 +76,22 @@ pub struct Settings {
     pub run: run::Settings,
     /// Seconds of silence after which a worker counts as gone.
     pub stale_after_seconds: u64,
-    /// Polls that this node may hold.
+    /// Polls that this node may hold, those for queries apart.
     pub max_parked_polls: usize,
+    /// Polls for queries that this node may hold.
+    pub max_parked_queries: usize,
+    /// How many workflow tasks may be held and handed out.
+    pub workflow_limits: Limits,
+    /// How many activity tasks may be held and handed out.
+    pub activity_limits: Limits,
     /// Milliseconds that a caller waits for a worker to answer a query.
     pub query_timeout_ms: u64,
     /// Compare every written run with its stored history; costs a read of the history per write.
     pub check_replays: bool,
     /// Commit lanes.
     pub lanes: usize,
+    /// Decisions that one commit writes at most.
+    pub commit_batch: usize,
     /// Name of this node.
     pub node: String,
 }
@@ -84,9 +102,13 @@ impl Default for Settings {
             run: run::Settings::default(),
             stale_after_seconds: 60,
             max_parked_polls: 20_000,
+            max_parked_queries: 20_000,
+            workflow_limits: Limits::default(),
+            activity_limits: Limits::default(),
             query_timeout_ms: 30_000,
             check_replays: false,
             lanes: 2,
+            commit_batch: crate::store::commit::MAX_BATCH,
             node: "node".to_owned(),
         }
     }
@@ -108,6 +130,9 @@ pub(crate) struct Core {
     lines: runs::Lines,
     leases: leases::Leases,
     known: workers::Known,
+    rollouts: rollouts::Rollouts,
+    throttled: admission::Throttled,
+    unserved: unserved::Unserved,
     renewals: renewals::Renewals,
     starts: starts::Starts,
     outbox: relays::Outbox,
@@ -136,7 +161,7 @@ impl Engine {
         let (outbox, outbox_ends) = relays::Outbox::new();
         let (replays, to_compare) = replays::Replays::new(settings.check_replays);
         let names = namespaces::names(&store.reads).await?;
-        let lanes = Lanes::start(&store, settings.lanes);
+        let lanes = Lanes::start(&store, settings.lanes, settings.commit_batch);
         let renewals = renewals::Renewals::start(store.clone());
         let core = Arc::new_cyclic(|me| Core {
             me: Weak::clone(me),
@@ -152,6 +177,9 @@ impl Engine {
             lines: runs::Lines::default(),
             leases: leases::Leases::default(),
             known: workers::Known::default(),
+            rollouts: rollouts::Rollouts::default(),
+            throttled: admission::Throttled::default(),
+            unserved: unserved::Unserved::default(),
             renewals,
             starts,
             outbox,
@@ -162,6 +190,7 @@ impl Engine {
             namespaces: RwLock::new(names.into()),
             store,
         });
+        rollouts::refresh(&core).await?;
         tokio::spawn(starts::run(Arc::clone(&core), pending_starts));
         tokio::spawn(replays::run(Arc::clone(&core), to_compare));
         tokio::spawn(relays::run(Arc::clone(&core), outbox_ends));
@@ -181,7 +210,7 @@ impl Engine {
 
     /// Polls that wait on this node.
     pub fn parked_polls(&self) -> usize {
-        self.core.registry.parked()
+        self.core.registry.parked(false) + self.core.registry.parked(true)
     }
 
     /// Answers every parked poll and takes no more.

@@ -6,11 +6,13 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::error::Fault;
+use super::unserved::Nothing;
 use super::{Engine, cache, claims};
 use crate::domain::features;
 use crate::domain::ids::{AttemptId, Namespace, Part, TaskQueue, WorkerId, part_id};
 use crate::domain::routing::{Poller, Profile, TaskKind};
-use crate::domain::run::{Activity, RunState};
+use crate::domain::run::{Activity, ReplayMode, RunState};
+use crate::domain::session::Session;
 use crate::domain::worker::{Registration, WorkerStatus};
 use crate::matching::{Ended, Grant, GrantedLease, QueueKey, WorkerKey};
 use crate::store::asks::{self, AskState};
@@ -41,6 +43,16 @@ pub struct PollRequest {
     pub wait: Duration,
     /// Bits of history features that its protocol version brings along.
     pub knows: i64,
+    /// Whether a worker of its protocol version must have announced that it can own sessions.
+    pub announces_sessions: bool,
+}
+
+/// What a poll was admitted with.
+struct Admitted {
+    /// Of the worker's registration.
+    epoch: u64,
+    /// Changes to registrations that were known then.
+    changes: u64,
 }
 
 /// How a poll ended.
@@ -49,9 +61,9 @@ pub enum Polled {
     /// With a task. It is given back unless the grant is marked as delivered.
     Task(Box<Grant>),
     /// Without one: nothing was there at once.
-    Empty,
+    Empty(Option<Nothing>),
     /// Without one: the time is up.
-    TimedOut,
+    TimedOut(Option<Nothing>),
     /// Without one: the server stops.
     Shutdown,
 }
@@ -83,8 +95,13 @@ pub enum PollRefused {
     NoCapability,
     /// The worker did not register that it validates updates.
     NoValidation,
-    /// The node holds as many polls as it may.
-    NoCapacity,
+    /// Another poll of this id, for other kinds of task, waits or was given a task that is still held.
+    KindsConflict,
+    /// The node holds as many polls as it may: of queries, or of other tasks.
+    NoCapacity {
+        /// Of queries.
+        queries: bool,
+    },
     /// The server could not.
     Fault(Fault),
 }
@@ -101,6 +118,7 @@ impl Engine {
     /// # Errors
     /// [`PollRefused`].
     pub async fn poll(&self, request: PollRequest) -> Result<Polled, PollRefused> {
+        let changes = self.core.known.changes();
         let worker = self
             .worker(&request.namespace, &request.worker_id)
             .await?
@@ -121,26 +139,36 @@ impl Engine {
         let poller = Poller {
             owner: request.worker_id.clone(),
             poll_request_id: request.poll_request_id.clone(),
+            kinds: request.kinds.as_slice().into(),
         };
-        if let Some(lease) = self.given_before(&keys, &poller).await? {
+        if self.core.registry.contradicts(&request.namespace, &poller) {
+            return Err(PollRefused::KindsConflict);
+        }
+        if let Some((lease, first)) = self.given_before(&keys, &poller).await? {
+            if first.contradicts(&poller) {
+                return Err(PollRefused::KindsConflict);
+            }
             let grant = Grant::new(lease, self.core.releases.clone());
             return Ok(Polled::Task(Box::new(grant)));
         }
         if request.wait.is_zero() {
             return self.look_once(&keys, profile, poller).await;
         }
-        self.wait(&request, worker.epoch, keys, profile, poller)
-            .await
+        let admitted = Admitted {
+            epoch: worker.epoch,
+            changes,
+        };
+        self.wait(&request, admitted, keys, profile, poller).await
     }
 
-    /// The lease that a poll of this name was given, if it is still held: its worker has not got the
-    /// answer and asks again.
+    /// The lease that a poll of this name was given, if it is still held, with that poll: its worker
+    /// has not got the answer and asks again.
     async fn given_before(
         &self,
         keys: &[QueueKey],
         poller: &Poller,
-    ) -> Result<Option<GrantedLease>, Fault> {
-        let Some(lease) = keys
+    ) -> Result<Option<(GrantedLease, Poller)>, Fault> {
+        let Some((lease, first)) = keys
             .iter()
             .filter_map(|key| claims::poll_name(key, poller))
             .find_map(|name| self.core.leases.of_poll(&name))
@@ -158,7 +186,7 @@ impl Engine {
                         && ask.owner.as_ref() == Some(&lease.owner)
                         && is_queue(&ask.queue)
                 })
-                .map(|_| lease));
+                .map(|_| (lease, first)));
         }
         let row = lease::read(&self.core.store.hot, lease.task).await?;
         Ok(row
@@ -168,11 +196,14 @@ impl Engine {
                     && row.owner.as_ref() == Some(&lease.owner)
                     && is_queue(&row.queue)
             })
-            .map(|row| GrantedLease {
-                lease_expires_at: row.lease_expires_at.unwrap_or(lease.lease_expires_at),
-                start_to_close_at: row.start_to_close_at,
-                heartbeat_due_at: row.heartbeat_due_at,
-                ..lease
+            .map(|row| {
+                let lease = GrantedLease {
+                    lease_expires_at: row.lease_expires_at.unwrap_or(lease.lease_expires_at),
+                    start_to_close_at: row.start_to_close_at,
+                    heartbeat_due_at: row.heartbeat_due_at,
+                    ..lease
+                };
+                (lease, first)
             }))
     }
 
@@ -222,10 +253,7 @@ impl Engine {
         Ok(Profile {
             types: Arc::clone(types),
             build_id: said.build_id.clone(),
-            // A cancellation needs the worker's word and the version; the rest needs either.
-            knows: (worker.knows() & !features::CANCELLATION)
-                | (request.knows & !features::CANCELLATION)
-                | (worker.knows() & request.knows & features::CANCELLATION),
+            knows: known(worker.knows(), request),
         })
     }
 
@@ -237,6 +265,7 @@ impl Engine {
     ) -> Result<Polled, PollRefused> {
         let core = Arc::clone(&self.core);
         let keys = keys.to_vec();
+        let began = std::time::Instant::now();
         // The claim may commit after the caller has gone; its task is then given back.
         self.detached(async move {
             for key in &keys {
@@ -248,7 +277,7 @@ impl Engine {
                     return Ok(Polled::Task(Box::new(grant)));
                 }
             }
-            Ok(Polled::Empty)
+            Ok(Polled::Empty(core.nothing(&keys, &profile, began)))
         })
         .await?
     }
@@ -256,28 +285,46 @@ impl Engine {
     async fn wait(
         &self,
         request: &PollRequest,
-        epoch: u64,
+        admitted: Admitted,
         keys: Vec<QueueKey>,
         profile: Profile,
         poller: Poller,
     ) -> Result<Polled, PollRefused> {
         let core = &self.core;
-        if core.registry.parked() >= core.settings.max_parked_polls {
-            return Err(PollRefused::NoCapacity);
+        let queries = keys.iter().all(|key| key.kind == TaskKind::Query);
+        let room = if queries {
+            core.settings.max_parked_queries
+        } else {
+            core.settings.max_parked_polls
+        };
+        if core.registry.parked(queries) >= room {
+            return Err(PollRefused::NoCapacity { queries });
         }
+        let began = std::time::Instant::now();
         let worker = WorkerKey {
             namespace: request.namespace.clone(),
             worker: request.worker_id.clone(),
         };
-        let parked = core
-            .registry
-            .park(keys.clone(), worker.clone(), epoch, profile, poller);
+        let parked = core.registry.park(
+            keys.clone(),
+            worker,
+            admitted.epoch,
+            profile.clone(),
+            poller,
+        );
         let Some(mut waiting) = parked else {
             return Ok(Polled::Shutdown);
         };
-        // A registration that came between the checks and the parking found no poll to end.
-        if core.known.newer(&worker, epoch) {
-            return Err(PollRefused::Stale);
+        // A change that came between the checks and the parking found no poll to end.
+        if core.known.changes() != admitted.changes {
+            match self.worker(&request.namespace, &request.worker_id).await? {
+                Some(worker) if worker.epoch != admitted.epoch => return Err(PollRefused::Stale),
+                Some(worker) if worker.status == WorkerStatus::Draining => {
+                    return Err(PollRefused::Draining(worker));
+                }
+                Some(_) => {}
+                None => return Err(PollRefused::Stale),
+            }
         }
         for key in &keys {
             claims::look(core, key);
@@ -287,19 +334,20 @@ impl Engine {
             biased;
             word = &mut waiting.word => word,
             () = tokio::time::sleep_until(deadline) => {
+                let nothing = || Ok(Polled::TimedOut(core.nothing(&keys, &profile, began)));
                 if waiting.guard.give_up() {
-                    return Ok(Polled::TimedOut);
+                    return nothing();
                 }
                 match tokio::time::timeout(ON_ITS_WAY, &mut waiting.word).await {
                     Ok(word) => word,
-                    Err(_) => return Ok(Polled::TimedOut),
+                    Err(_) => return nothing(),
                 }
             }
         };
         match word {
             Ok(Ok(grant)) => Ok(Polled::Task(Box::new(grant))),
             Ok(Err(Ended::Shutdown)) | Err(_) => Ok(Polled::Shutdown),
-            Ok(Err(Ended::Repeated)) => Ok(Polled::Empty),
+            Ok(Err(Ended::Repeated)) => Ok(Polled::Empty(None)),
             Ok(Err(Ended::Superseded)) => Err(PollRefused::Stale),
             Ok(Err(Ended::Draining)) => {
                 let worker = self.worker(&request.namespace, &request.worker_id).await?;
@@ -331,6 +379,22 @@ pub struct WorkflowTaskView {
     pub seen: u64,
     /// First page of its history.
     pub page: Page,
+    /// How its holder comes by the run's state.
+    pub replay_mode: ReplayMode,
+}
+
+/// Bits of features of a worker with this word and this poll. Most need either; a cancellation needs
+/// both, and so do sessions, from the version on that has workers announce them.
+fn known(word: i64, request: &PollRequest) -> i64 {
+    const STRICT: i64 = features::CANCELLATION | features::SESSIONS;
+    let sessions = if request.announces_sessions {
+        word & request.knows
+    } else {
+        request.knows
+    };
+    (word | request.knows) & !STRICT
+        | word & request.knows & features::CANCELLATION
+        | sessions & features::SESSIONS
 }
 
 /// An activity task as its worker is shown it.
@@ -342,6 +406,8 @@ pub struct ActivityTaskView {
     pub state: Arc<RunState>,
     /// The activity.
     pub activity: Arc<Activity>,
+    /// The worker session that it runs in.
+    pub session: Option<Session>,
 }
 
 impl ActivityTaskView {
@@ -389,7 +455,19 @@ impl Engine {
             return Ok(None);
         }
         let page = self.page(&cached, 1, seen, page_size).await?;
+        let namespace = &cached.state.begun.namespace;
+        let epoch = match &cached.state.kept {
+            // Another process may have registered through another node a moment ago.
+            Some(kept) if kept.worker == lease.owner => {
+                let worker = self.read_worker(namespace, &lease.owner).await?;
+                worker.map_or(0, |worker| worker.epoch)
+            }
+            _ => 0,
+        };
         Ok(Some(WorkflowTaskView {
+            replay_mode: cached
+                .state
+                .replay_mode(&lease.owner, epoch, lease.leased_at),
             lease: lease.clone(),
             state: cached.state,
             seen,
@@ -410,13 +488,25 @@ impl Engine {
         if cached.as_ref().and_then(find).is_none() {
             cached = cache::newest(&self.core, lease.task.run).await?;
         }
-        Ok(cached.and_then(|cached| {
+        let Some((cached, activity)) = cached.and_then(|cached| {
             let activity = find(&cached)?;
-            Some(ActivityTaskView {
-                lease: lease.clone(),
-                state: cached.state,
-                activity,
-            })
+            Some((cached, activity))
+        }) else {
+            return Ok(None);
+        };
+        let session = match &activity.session {
+            None => None,
+            Some(asked) => {
+                let namespace = &cached.state.begun.namespace;
+                let view = self.session(namespace, &asked.session_id).await?;
+                view.map(|view| view.session)
+            }
+        };
+        Ok(Some(ActivityTaskView {
+            lease: lease.clone(),
+            state: cached.state,
+            activity,
+            session,
         }))
     }
 

@@ -10,13 +10,14 @@ use super::runs::{self, Applied};
 use crate::domain::command::Command;
 use crate::domain::event::Json;
 use crate::domain::features;
-use crate::domain::ids::{Namespace, TaskId, WorkerId};
+use crate::domain::ids::{Namespace, TaskId, WorkerId, WorkflowId};
 use crate::domain::limits::LimitKind;
 use crate::domain::routing::TaskKind;
 use crate::domain::run::{
-    ActivityOutcome, ActivityReport, Beat, Close, Digest, Input, Receipt, Refusal, Reply, RunState,
-    StreamReport, TaskFailure, WorkflowTaskReport,
+    ActivityOutcome, ActivityReport, Beat, Close, Digest, Input, Keep, Receipt, Refusal, Reply,
+    RunState, StreamReport, TaskFailure, WorkflowTaskReport,
 };
+use crate::domain::session::{Options, Session};
 use crate::domain::time::Timestamp;
 use crate::store::lease::{self, Renewal, TaskRow};
 
@@ -139,11 +140,20 @@ pub struct RenewedLease {
     pub cancel_requested: bool,
 }
 
+/// A worker session that an activity's heartbeat renewed.
+#[derive(Clone, Debug)]
+pub struct SessionBeat {
+    /// What the activity asked for.
+    pub asked: Arc<Options>,
+    /// The session.
+    pub session: Session,
+}
+
 /// What an activity hears in answer to its heartbeat.
 #[derive(Clone, Debug)]
 pub enum Heartbeat {
-    /// Go on.
-    Recorded(RenewedLease),
+    /// Go on; with the worker session that it runs in, if the worker still owns that.
+    Recorded(RenewedLease, Option<Box<SessionBeat>>),
     /// Stop; the reason and the run, closed or not.
     Stop {
         /// Why, in the contract's words.
@@ -224,6 +234,7 @@ impl Engine {
         digest: Digest,
         commands: Vec<Command>,
         streams: StreamReport,
+        keep: Option<Keep>,
     ) -> Result<Reported, ReportRefused> {
         let resolved = self.resolve(&holder, TaskKind::Workflow).await?;
         let report = report(&holder, &resolved, digest);
@@ -234,9 +245,19 @@ impl Engine {
                 report,
                 commands,
                 streams,
+                keep,
             },
         )
         .await
+    }
+
+    /// The workflow that a task belongs to.
+    ///
+    /// # Errors
+    /// [`Fault`].
+    pub async fn workflow_of(&self, holder: &Holder) -> Result<Option<WorkflowId>, Fault> {
+        let cached = cache::recent(&self.core, holder.task.run).await?;
+        Ok(cached.map(|cached| cached.state.begun.workflow_id.clone()))
     }
 
     /// A worker could not process a workflow task, or has nothing to do.
@@ -296,6 +317,11 @@ impl Engine {
     ) -> Result<Reported, ReportRefused> {
         let resolved = self.resolve(&holder, TaskKind::Activity).await?;
         let attempt = resolved.attempt;
+        let activities = &resolved.cached.state.activities;
+        let in_session = activities
+            .get(&holder.task.no)
+            .filter(|activity| activity.session.is_some())
+            .map(|activity| activity.queue.clone());
         let input = Input::ReportActivity(ActivityReport {
             no: holder.task.no,
             attempt,
@@ -305,8 +331,14 @@ impl Engine {
             beat: resolved.row.as_ref().and_then(last_beat),
         });
         let applied = runs::apply(&self.core, holder.task.run, input).await;
-        self.finish(&holder, TaskKind::Activity, attempt, applied)
-            .await
+        let finished = self
+            .finish(&holder, TaskKind::Activity, attempt, applied)
+            .await?;
+        if let Some(queue) = in_session {
+            // Its session has room for another one.
+            self.session_tasks_may_run(&holder.namespace, &queue);
+        }
+        Ok(finished)
     }
 
     /// Turns what a run said into what the worker is told.
@@ -520,6 +552,24 @@ impl Engine {
         after: u64,
         page_size: u64,
     ) -> Result<(Page, u64, u32, Arc<RunState>), ReportRefused> {
+        let (cached, row) = self.held(&holder).await?;
+        let (seen, cached) = self.shown(&holder, &row, cached, after).await?;
+        let page = self
+            .page(&cached, after.saturating_add(1), seen, page_size)
+            .await?;
+        Ok((page, seen, row.attempt, cached.state))
+    }
+
+    /// Whether the caller holds a workflow task, for what is refused before its report is tried.
+    ///
+    /// # Errors
+    /// [`ReportRefused`]: it does not.
+    pub async fn holds_workflow_task(&self, holder: &Holder) -> Result<(), ReportRefused> {
+        self.held(holder).await.map(|_| ())
+    }
+
+    /// The run and the row of a workflow task that the caller holds.
+    async fn held(&self, holder: &Holder) -> Result<(cache::Cached, TaskRow), ReportRefused> {
         let core = &self.core;
         let cached = cache::recent(core, holder.task.run)
             .await?
@@ -535,13 +585,9 @@ impl Engine {
         let Some(row) = held else {
             let newest = cache::newest(core, holder.task.run).await?;
             let attempt = holder.attempt.unwrap_or(0);
-            return Err(self.not_held(&holder, attempt, newest).await?);
+            return Err(self.not_held(holder, attempt, newest).await?);
         };
-        let (seen, cached) = self.shown(&holder, &row, cached, after).await?;
-        let page = self
-            .page(&cached, after.saturating_add(1), seen, page_size)
-            .await?;
-        Ok((page, seen, row.attempt, cached.state))
+        Ok((cached, row))
     }
 
     /// How far a holder is shown the history. While a cancellation is under way, whoever reads from the
@@ -582,6 +628,23 @@ impl Engine {
         Ok((last, fresh))
     }
 
+    /// An activity is alive, and so is the session that it runs in.
+    async fn beat_session(
+        &self,
+        holder: &Holder,
+        state: &RunState,
+    ) -> Result<Option<Box<SessionBeat>>, Fault> {
+        let activity = state.activities.get(&holder.task.no);
+        let Some(asked) = activity.and_then(|activity| activity.session.clone()) else {
+            return Ok(None);
+        };
+        let namespace = &state.begun.namespace;
+        let session = self
+            .session_beat(namespace, &holder.owner, &asked.session_id)
+            .await?;
+        Ok(session.map(|session| Box::new(SessionBeat { asked, session })))
+    }
+
     /// An activity says that it is alive, and what it has to say.
     ///
     /// # Errors
@@ -605,7 +668,8 @@ impl Engine {
                     state: renewed.state,
                 });
             }
-            return Ok(Heartbeat::Recorded(renewed));
+            let session = self.beat_session(&holder, &renewed.state).await?;
+            return Ok(Heartbeat::Recorded(renewed, session));
         }
         let newest = cache::newest(&self.core, holder.task.run).await?;
         let state = newest.map_or(resolved.cached.state, |newest| newest.state);

@@ -170,6 +170,7 @@ impl Engine {
         match heard {
             notify::Heard::Gap => {
                 self.core.known.forget_all();
+                self.core.rollouts.doubt_all();
                 for key in self.core.registry.all_backlog() {
                     claims::start(&self.core, key);
                 }
@@ -185,6 +186,15 @@ impl Engine {
                             self.core
                                 .registry
                                 .end_worker(&key, epoch, Ended::Superseded);
+                        }
+                        Hint::Drained(key) => {
+                            self.core.known.forget(&key);
+                            self.core
+                                .registry
+                                .end_worker(&key, u64::MAX, Ended::Draining);
+                        }
+                        Hint::Rollouts(namespace, queue) => {
+                            self.core.rollouts.doubt(&namespace, &queue);
                         }
                         Hint::Moved(run) => self.core.cache.heard_of(run),
                         Hint::Answered(ask) => asks::heard_of(&self.core, ask),

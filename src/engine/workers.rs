@@ -1,6 +1,7 @@
 //! Workers: registration, heartbeat, deregistration, and what a poll needs to know about its worker.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -8,9 +9,11 @@ use super::error::Fault;
 use super::{Engine, asks, claims, leases_lost};
 use crate::domain::ids::{Namespace, TaskQueue, WorkerId};
 use crate::domain::routing::TaskKind;
-use crate::domain::worker::{self, Beat, Description, Refused, Registration};
+use crate::domain::worker::{
+    self, Beat, Description, Refused, Registration, Standing, WorkerStatus,
+};
 use crate::matching::{Ended, QueueKey, WorkerKey};
-use crate::store::{claim, lease, workers};
+use crate::store::{claim, deregistrations, lease, rollouts, workers};
 
 /// How long a registration is believed without hearing of it; other nodes tell of changes.
 const BELIEVED: Duration = Duration::from_secs(30);
@@ -20,6 +23,38 @@ const KEPT: usize = 20_000;
 const GIVE_BACK_BATCH: i64 = 500;
 /// A poll notes that its worker is alive when it was last heard of this long ago.
 const POLL_IS_LIFE_AFTER_MS: u64 = 15_000;
+
+/// Seconds for which a deregistration by token gets its first answer again.
+const RECEIPT_SECONDS: u64 = 600;
+/// Seconds for which it is known that there was such an answer.
+const RECEIPT_KNOWN_SECONDS: u64 = 86_400;
+/// Receipts that one sweep forgets.
+const FORGET_BATCH: i64 = 1_000;
+
+/// Why a deregistration by token had no effect.
+#[derive(Clone, Copy, Debug)]
+pub enum DeregisterError {
+    /// The worker has registered anew since.
+    LostAuthority,
+    /// No registration has this token.
+    UnknownToken,
+    /// It was done long ago.
+    ReceiptExpired,
+    /// The server could not.
+    Fault(Fault),
+}
+
+impl From<Fault> for DeregisterError {
+    fn from(fault: Fault) -> Self {
+        Self::Fault(fault)
+    }
+}
+
+impl From<sqlx::Error> for DeregisterError {
+    fn from(error: sqlx::Error) -> Self {
+        Self::Fault(error.into())
+    }
+}
 
 /// Why a worker could not be registered.
 #[derive(Clone, Debug)]
@@ -36,35 +71,53 @@ impl From<Fault> for RegisterError {
     }
 }
 
-/// Registrations that this node has seen lately.
+/// Registrations that this node has seen lately, and how often one of them is known to have changed.
+/// What was read before a change must not be believed after it.
 #[derive(Debug, Default)]
-pub(super) struct Known(Mutex<HashMap<WorkerKey, (Arc<Registration>, Instant)>>);
+pub(super) struct Known {
+    workers: Mutex<HashMap<WorkerKey, (Arc<Registration>, Instant)>>,
+    changes: AtomicU64,
+}
 
 impl Known {
     fn map(&self) -> MutexGuard<'_, HashMap<WorkerKey, (Arc<Registration>, Instant)>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.workers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn keep(&self, worker: &Arc<Registration>) {
+    /// A number that grows with every change that this node hears of.
+    pub fn changes(&self) -> u64 {
+        self.changes.load(Ordering::Acquire)
+    }
+
+    /// Keeps what was read, unless something has changed since `changes`.
+    fn keep(&self, worker: &Arc<Registration>, changes: u64) {
         let mut map = self.map();
+        if self.changes() != changes {
+            return;
+        }
         if map.len() >= KEPT {
             map.clear();
         }
         map.insert(key(worker), (Arc::clone(worker), Instant::now()));
     }
 
+    /// A registration was written by this node.
+    pub fn changed(&self, worker: &Arc<Registration>) {
+        let mut map = self.map();
+        self.changes.fetch_add(1, Ordering::AcqRel);
+        map.insert(key(worker), (Arc::clone(worker), Instant::now()));
+    }
+
     pub fn forget(&self, key: &WorkerKey) {
-        self.map().remove(key);
+        let mut map = self.map();
+        self.changes.fetch_add(1, Ordering::AcqRel);
+        map.remove(key);
     }
 
     pub fn forget_all(&self) {
-        self.map().clear();
-    }
-
-    /// Whether a registration is known that came after the one of this epoch.
-    pub fn newer(&self, key: &WorkerKey, epoch: u64) -> bool {
-        let map = self.map();
-        map.get(key).is_some_and(|(worker, _)| worker.epoch > epoch)
+        let mut map = self.map();
+        self.changes.fetch_add(1, Ordering::AcqRel);
+        map.clear();
     }
 
     fn recent(&self, key: &WorkerKey) -> Option<Arc<Registration>> {
@@ -75,7 +128,7 @@ impl Known {
     }
 }
 
-fn key(worker: &Registration) -> WorkerKey {
+pub(super) fn key(worker: &Registration) -> WorkerKey {
     WorkerKey {
         namespace: worker.namespace.clone(),
         worker: worker.worker_id.clone(),
@@ -98,23 +151,48 @@ impl Engine {
         self.detached(async move {
             let core = &engine.core;
             let mut transaction = core.store.reads.begin().await.map_err(Fault::from)?;
+            rollouts::lock(&mut transaction, &namespace, true)
+                .await
+                .map_err(Fault::from)?;
+            let drains = rollouts::drains(
+                &mut transaction,
+                &namespace,
+                &description.queues,
+                &description.build_id,
+            )
+            .await
+            .map_err(Fault::from)?;
             let existing = workers::lock(&mut transaction, &namespace, &worker_id)
                 .await
                 .map_err(Fault::from)?;
-            let worker = worker::register(
+            let registered = worker::register(
                 existing.as_ref(),
                 namespace,
                 worker_id,
                 description,
+                Standing {
+                    status: if drains {
+                        WorkerStatus::Draining
+                    } else {
+                        WorkerStatus::Active
+                    },
+                    token: uuid::Uuid::new_v4().simple().to_string().into(),
+                },
                 core.clock.now(),
-            )
-            .map_err(RegisterError::Refused)?;
+            );
+            let worker = match registered {
+                Ok(worker) => worker,
+                Err(refused) => {
+                    transaction.rollback().await.map_err(Fault::from)?;
+                    return Err(RegisterError::Refused(refused));
+                }
+            };
             workers::write(&mut transaction, &worker)
                 .await
                 .map_err(Fault::from)?;
             transaction.commit().await.map_err(Fault::from)?;
             let worker = Arc::new(worker);
-            core.known.keep(&worker);
+            core.known.changed(&worker);
             core.contracts.learn(&worker);
             let key = key(&worker);
             core.hints.worker(&key, worker.epoch);
@@ -155,6 +233,66 @@ impl Engine {
             engine.give_back_all(&key).await.map(Some)
         })
         .await?
+    }
+
+    /// Removes a worker if the token is its present registration's. Said again with the same token, it
+    /// gets the first answer. Returns how many workflow tasks the worker held.
+    ///
+    /// # Errors
+    /// [`DeregisterError`].
+    pub async fn deregister_by_token(
+        &self,
+        namespace: Namespace,
+        worker_id: WorkerId,
+        token: Arc<str>,
+    ) -> Result<u64, DeregisterError> {
+        let engine = self.clone();
+        self.detached(async move {
+            let core = &engine.core;
+            let mut step = core.store.reads.begin().await?;
+            let existing = workers::lock(&mut step, &namespace, &worker_id).await?;
+            let receipt = deregistrations::find(&mut step, &namespace, &worker_id, &token).await?;
+            if let Some(receipt) = receipt {
+                return if receipt.age_seconds < RECEIPT_SECONDS {
+                    Ok(receipt.recovered)
+                } else {
+                    Err(DeregisterError::ReceiptExpired)
+                };
+            }
+            match existing {
+                None => return Err(DeregisterError::UnknownToken),
+                Some(worker) if worker.token.as_deref() != Some(&*token) => {
+                    return Err(DeregisterError::LostAuthority);
+                }
+                Some(_) => {}
+            }
+            let recovered =
+                deregistrations::keep(&mut step, &namespace, &worker_id, &token).await?;
+            workers::remove_in(&mut step, &namespace, &worker_id).await?;
+            step.commit().await?;
+            let key = WorkerKey {
+                namespace,
+                worker: worker_id,
+            };
+            core.known.forget(&key);
+            core.hints.worker(&key, u64::MAX);
+            core.registry.end_worker(&key, u64::MAX, Ended::Superseded);
+            if let Err(fault) = engine.give_back_all(&key).await {
+                // The registration is gone, so that the next look for absent holders finds them.
+                tracing::warn!(error = %fault, "tasks of a worker that left wait for the next look");
+            }
+            Ok(recovered)
+        })
+        .await?
+    }
+
+    /// Forgets receipts of deregistrations that ended long ago.
+    ///
+    /// # Errors
+    /// [`Fault`].
+    pub async fn forget_old_deregistrations(&self) -> Result<u64, Fault> {
+        let hot = &self.core.store.hot;
+        Ok(deregistrations::forget_old(hot, RECEIPT_KNOWN_SECONDS, FORGET_BATCH).await?)
     }
 
     /// Lets a worker with other code try the runs whose history the code so far could not replay.
@@ -221,10 +359,11 @@ impl Engine {
         worker_id: &WorkerId,
         beat: &Beat,
     ) -> Result<Option<Arc<Registration>>, Fault> {
+        let changes = self.core.known.changes();
         let worker = workers::beat(&self.core.store.hot, namespace, worker_id, beat).await?;
         Ok(worker.map(|worker| {
             let worker = Arc::new(worker);
-            self.core.known.keep(&worker);
+            self.core.known.keep(&worker, changes);
             worker
         }))
     }
@@ -259,10 +398,11 @@ impl Engine {
         namespace: &Namespace,
         worker_id: &WorkerId,
     ) -> Result<Option<Arc<Registration>>, Fault> {
+        let changes = self.core.known.changes();
         let worker = workers::read(&self.core.store.reads, namespace, worker_id).await?;
         Ok(worker.map(|worker| {
             let worker = Arc::new(worker);
-            self.core.known.keep(&worker);
+            self.core.known.keep(&worker, changes);
             worker
         }))
     }
@@ -281,6 +421,37 @@ impl Engine {
         if silent >= POLL_IS_LIFE_AFTER_MS {
             self.heartbeat_worker(&worker.namespace, &worker.worker_id, &Beat::default())
                 .await?;
+        }
+        Ok(())
+    }
+
+    /// Hints were lost: ends the parked polls whose registrations are gone, replaced or draining.
+    ///
+    /// # Errors
+    /// [`Fault`].
+    pub async fn look_after_polls(&self) -> Result<(), Fault> {
+        let core = &self.core;
+        let parked = core.registry.workers();
+        let keys: Vec<(&str, &str)> = parked
+            .iter()
+            .map(|key| (key.namespace.as_str(), key.worker.as_str()))
+            .collect();
+        let mut found: HashMap<WorkerKey, (u64, WorkerStatus)> = HashMap::new();
+        for (namespace, worker, epoch, status) in
+            workers::standings(&core.store.reads, &keys).await?
+        {
+            found.insert(WorkerKey { namespace, worker }, (epoch, status));
+        }
+        for key in &parked {
+            match found.get(key) {
+                None => core.registry.end_worker(key, u64::MAX, Ended::Superseded),
+                Some((_, WorkerStatus::Draining)) => {
+                    core.registry.end_worker(key, u64::MAX, Ended::Draining);
+                }
+                Some((epoch, WorkerStatus::Active)) => {
+                    core.registry.end_worker(key, *epoch, Ended::Superseded);
+                }
+            }
         }
         Ok(())
     }

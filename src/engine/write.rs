@@ -77,6 +77,9 @@ pub(super) async fn write(
             }
             keep(core, decision, promises, at);
             announce(core, decision, at);
+            if let Some(base) = base {
+                announce_room(core, decision, base);
+            }
         }
         _ => {
             if written == Err(Fault::Unknown) {
@@ -118,6 +121,11 @@ fn promise(core: &Core, decision: &mut Decision, now: Timestamp) -> Vec<Promise>
             let Some(task) = write.effects.opened_mut(no) else {
                 continue;
             };
+            if task.routing.session.is_some() || core.limits(task.routing.kind).any() {
+                // Whether a worker may own the session, and whether a limit leaves room, is for a claim to
+                // find out.
+                continue;
+            }
             let Some(poll) = core.registry.reserve(&task.routing) else {
                 continue;
             };
@@ -145,7 +153,7 @@ fn keep(core: &Core, decision: &Decision, promises: Vec<Promise>, at: Timestamp)
             continue;
         };
         let name = poll_name(&promise.key, promise.poll.poller());
-        core.leases.granted(&lease, name);
+        core.leases.granted(&lease, promise.poll.poller(), name);
         metrics::counter!("dw_handoffs_total", "kind" => lease.kind.as_str()).increment(1);
         promise.poll.give(Grant::new(lease, core.releases.clone()));
     }
@@ -207,6 +215,23 @@ fn announce(core: &Core, decision: &Decision, at: Timestamp) {
                     None => ready_at(core, &QueueKey::from(&task.routing), task.available_at, at),
                 },
             }
+        }
+    }
+}
+
+/// A task that ends leaves room: an activity in its session, and any where held tasks are limited.
+fn announce_room(core: &Core, decision: &Decision, base: &Cached) {
+    for (no, effect) in decision.write.effects.tasks() {
+        if *effect != TaskEffect::Close {
+            continue;
+        }
+        let activity = base.state.activities.get(no);
+        let in_session = activity.is_some_and(|activity| activity.session.is_some());
+        if let Some(key) = queue_of(&base.state, *no)
+            && (in_session || core.limits(key.kind).leases())
+        {
+            core.hints.ready(&key);
+            claims::ready(core, &key);
         }
     }
 }

@@ -20,6 +20,8 @@ const ABSENT_PAUSE: Duration = Duration::from_millis(2_000);
 const RELAY_PAUSE: Duration = Duration::from_millis(2_000);
 /// Pause between two looks for asks that nobody waits for.
 const ASK_PAUSE: Duration = Duration::from_secs(10);
+/// Pause between two looks at the fleet: ready tasks that nobody may take, decisions about builds.
+const FLEET_PAUSE: Duration = Duration::from_secs(5);
 /// How often queues are looked through for those whose slow re-check is due.
 const RECHECK_TICK: Duration = Duration::from_millis(250);
 /// Hints that are gathered into one notification.
@@ -49,6 +51,7 @@ pub fn start(engine: &Engine, shutdown: &Shutdown) -> JoinSet<()> {
     start("absent", Box::pin(absent(of())));
     start("relays", Box::pin(relays(of())));
     start("asks", Box::pin(asks(of())));
+    start("fleet", Box::pin(fleet(of())));
     start("wakes", Box::pin(wakes(of())));
     start("recheck", Box::pin(recheck(of())));
     start("hints", Box::pin(hints(of())));
@@ -103,6 +106,18 @@ async fn asks(engine: Engine) {
         tokio::time::sleep(ASK_PAUSE).await;
         // A failed pass is tried again after the same pause.
         let _ = engine.forget_old_asks().await;
+        let _ = engine.forget_old_sessions().await;
+        let _ = engine.forget_old_deregistrations().await;
+        let _ = engine.forget_old_dispatches().await;
+    }
+}
+
+async fn fleet(engine: Engine) {
+    loop {
+        // A failed pass is tried again after the same pause; what was found before stands until then.
+        let _ = engine.look_for_unserved().await;
+        let _ = engine.refresh_rollouts().await;
+        tokio::time::sleep(FLEET_PAUSE).await;
     }
 }
 
@@ -133,16 +148,24 @@ async fn hints(engine: Engine) {
 async fn ear(engine: Engine) {
     loop {
         if let Ok(mut ear) = engine.ear().await {
-            engine.heed(&Heard::Gap);
+            mind_the_gap(&engine).await;
             hear(&engine, &mut ear).await;
         }
         tokio::time::sleep(FAULT_PAUSE).await;
     }
 }
 
+/// Acts as if everything that a hint may say had been said.
+async fn mind_the_gap(engine: &Engine) {
+    engine.heed(&Heard::Gap);
+    // If this fails the polls end when their time is up.
+    let _ = engine.look_after_polls().await;
+}
+
 async fn hear(engine: &Engine, ear: &mut Ear) {
     loop {
         match ear.hear().await {
+            Ok(Heard::Gap) => mind_the_gap(engine).await,
             Ok(heard) => engine.heed(&heard),
             Err(error) => {
                 tracing::warn!(error = %error, "hints: connection lost");

@@ -2,9 +2,12 @@
 //! only ever given by a commit or a claim.
 
 mod grant;
+mod keys;
+mod parked;
 mod registry;
 mod wakes;
 
 pub use grant::{Grant, GrantedLease, Releases};
-pub use registry::{Ended, Guard, QueueKey, Registry, Reserved, Waiting, WorkerKey};
+pub use keys::{Ended, QueueKey, WorkerKey};
+pub use registry::{Guard, Registry, Reserved, Waiting};
 pub use wakes::Wakes;

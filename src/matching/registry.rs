@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
 use super::grant::Grant;
-
-use crate::domain::ids::{Namespace, TaskQueue, WorkerId};
-use crate::domain::routing::{Poller, Profile, Routing, TaskKind};
+use super::keys::{Ended, QueueKey, WorkerKey};
+use super::parked::{Parked, Slot, Word};
+use crate::domain::ids::Namespace;
+use crate::domain::routing::{Poller, Profile, Routing};
 
 /// Shortest and longest pause between two looks at a queue that has parked polls and no hint.
 const RECHECK: std::ops::Range<u64> = 1_500..2_500;
@@ -17,119 +18,6 @@ const RECHECK: std::ops::Range<u64> = 1_500..2_500;
 const PROFILES_KEPT: usize = 64;
 /// Queues that are remembered while nobody waits on them.
 const IDLE_QUEUES_KEPT: usize = 10_000;
-
-/// A queue of one kind of task.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct QueueKey {
-    /// Workflow or activity.
-    pub kind: TaskKind,
-    /// Namespace.
-    pub namespace: Namespace,
-    /// Queue.
-    pub queue: TaskQueue,
-}
-
-impl From<&Routing> for QueueKey {
-    fn from(routing: &Routing) -> Self {
-        Self {
-            kind: routing.kind,
-            namespace: routing.namespace.clone(),
-            queue: routing.queue.clone(),
-        }
-    }
-}
-
-/// A worker of a namespace.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct WorkerKey {
-    /// Namespace.
-    pub namespace: Namespace,
-    /// The worker.
-    pub worker: WorkerId,
-}
-
-/// Why a parked poll ends without a task.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
-    /// The worker drains.
-    Draining,
-    /// The registration that the poll relied on is gone or replaced.
-    Superseded,
-    /// The worker has asked again under the same name and no longer listens here.
-    Repeated,
-    /// The server stops.
-    Shutdown,
-}
-
-/// What a parked poll hears.
-type Word = Result<Grant, Ended>;
-
-#[derive(Debug)]
-enum Slot {
-    /// Nobody has spoken for it.
-    Waiting(oneshot::Sender<Word>),
-    /// A commit or claim that may give it a task is under way. It is to end after that, if a reason is
-    /// there.
-    Reserved(oneshot::Sender<Word>, Option<Ended>),
-    /// It has its answer, or is gone.
-    Over,
-}
-
-#[derive(Debug)]
-struct Parked {
-    ticket: u64,
-    worker: WorkerKey,
-    /// Of the registration that the poll was admitted with.
-    epoch: u64,
-    poller: Poller,
-    profile: Profile,
-    /// The queues it waits on.
-    keys: Vec<QueueKey>,
-    slot: Mutex<Slot>,
-}
-
-impl Parked {
-    fn slot(&self) -> MutexGuard<'_, Slot> {
-        self.slot.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Speaks for the poll. `false` when somebody else has.
-    fn reserve(&self) -> bool {
-        let mut slot = self.slot();
-        match std::mem::replace(&mut *slot, Slot::Over) {
-            Slot::Waiting(word) => {
-                *slot = Slot::Reserved(word, None);
-                true
-            }
-            other => {
-                *slot = other;
-                false
-            }
-        }
-    }
-
-    /// Whether `later` is the same poll of the same worker once more.
-    fn is_repeated_by(&self, later: &Self) -> bool {
-        self.poller.poll_request_id.is_some()
-            && self.poller.poll_request_id == later.poller.poll_request_id
-            && self.keys == later.keys
-    }
-
-    fn end(&self, why: Ended) {
-        let mut slot = self.slot();
-        match std::mem::replace(&mut *slot, Slot::Over) {
-            Slot::Waiting(word) => {
-                let _ = word.send(Err(why));
-            }
-            Slot::Reserved(word, before) => {
-                // A stopping server still hands out what it has promised.
-                let why = Some(why).filter(|why| *why != Ended::Shutdown);
-                *slot = Slot::Reserved(word, why.or(before));
-            }
-            Slot::Over => {}
-        }
-    }
-}
 
 /// Polls of one queue that can take the same tasks.
 #[derive(Debug)]
@@ -145,6 +33,8 @@ struct Queue {
     empty_for: Vec<Profile>,
     /// A claim is under way, and looks again when it is done.
     claiming: bool,
+    /// Ready tasks wait that only some workers may take: a poll that is parked looks again.
+    picky: bool,
     recheck_at: Instant,
 }
 
@@ -154,6 +44,7 @@ impl Queue {
             groups: Vec::new(),
             empty_for: Vec::new(),
             claiming: false,
+            picky: false,
             recheck_at: now + recheck_pause(now),
         }
     }
@@ -193,7 +84,8 @@ struct Inner {
     queues: HashMap<QueueKey, Queue>,
     workers: HashMap<WorkerKey, BTreeMap<u64, Arc<Parked>>>,
     next_ticket: u64,
-    parked: usize,
+    /// Polls for other tasks than queries, and those for queries.
+    parked: [usize; 2],
     closed: bool,
 }
 
@@ -340,11 +232,37 @@ impl Inner {
         self.insert(parked);
     }
 
+    /// A poll of the worker that the task is best given to.
+    fn preferred(&self, key: &QueueKey, routing: &Routing) -> Option<Arc<Parked>> {
+        let worker = WorkerKey {
+            namespace: key.namespace.clone(),
+            worker: routing.preferred.clone()?,
+        };
+        let polls = self.workers.get(&worker)?;
+        let waits = |parked: &&Arc<Parked>| {
+            parked.keys.contains(key)
+                && parked.profile.may_take(routing)
+                && matches!(*parked.slot(), Slot::Waiting(_))
+        };
+        polls.values().find(waits).cloned()
+    }
+
+    fn longest_waiting(&self, key: &QueueKey, routing: &Routing) -> Option<Arc<Parked>> {
+        let queue = self.queues.get(key)?;
+        queue
+            .groups
+            .iter()
+            .filter(|group| group.profile.may_take(routing))
+            .filter_map(|group| group.parked.values().next())
+            .min_by_key(|parked| parked.ticket)
+            .cloned()
+    }
+
     fn forget(&mut self, parked: &Parked) {
         if let Some(polls) = self.workers.get_mut(&parked.worker)
             && polls.remove(&parked.ticket).is_some()
         {
-            self.parked -= 1;
+            self.parked[parked.pool()] -= 1;
             if polls.is_empty() {
                 self.workers.remove(&parked.worker);
             }
@@ -357,14 +275,19 @@ impl Registry {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Polls that wait now.
-    pub fn parked(&self) -> usize {
-        self.inner().parked
+    /// Polls that wait now: those for queries, or all others.
+    pub fn parked(&self, queries: bool) -> usize {
+        self.inner().parked[usize::from(queries)]
     }
 
     /// Polls of one worker that wait now.
     pub fn parked_by(&self, worker: &WorkerKey) -> usize {
         self.inner().workers.get(worker).map_or(0, BTreeMap::len)
+    }
+
+    /// Workers whose polls wait now.
+    pub fn workers(&self) -> Vec<WorkerKey> {
+        self.inner().workers.keys().cloned().collect()
     }
 
     /// Parks a poll on all of its queues. `None` when the server stops.
@@ -400,7 +323,7 @@ impl Registry {
             other.end(Ended::Repeated);
         }
         others.insert(parked.ticket, Arc::clone(&parked));
-        inner.parked += 1;
+        inner.parked[parked.pool()] += 1;
         if inner.queues.len() > IDLE_QUEUES_KEPT {
             inner
                 .queues
@@ -413,6 +336,21 @@ impl Registry {
                 registry: Arc::clone(self),
                 parked,
             },
+        })
+    }
+
+    /// Whether a poll of the same id waits that takes other kinds of task.
+    pub fn contradicts(&self, namespace: &Namespace, poller: &Poller) -> bool {
+        let worker = WorkerKey {
+            namespace: namespace.clone(),
+            worker: poller.owner.clone(),
+        };
+        let inner = self.inner();
+        let polls = inner.workers.get(&worker);
+        polls.is_some_and(|polls| {
+            polls.values().any(|parked| {
+                parked.poller.contradicts(poller) && !matches!(*parked.slot(), Slot::Over)
+            })
         })
     }
 
@@ -435,14 +373,9 @@ impl Registry {
         let key = QueueKey::from(routing);
         let mut inner = self.inner();
         loop {
-            let queue = inner.queues.get(&key)?;
-            let parked = queue
-                .groups
-                .iter()
-                .filter(|group| group.profile.may_take(routing))
-                .filter_map(|group| group.parked.values().next())
-                .min_by_key(|parked| parked.ticket)?;
-            let parked = Arc::clone(parked);
+            let parked = inner
+                .preferred(&key, routing)
+                .or_else(|| inner.longest_waiting(&key, routing))?;
             // Taken out of this queue only; its other queues see that it is spoken for.
             inner.remove(std::slice::from_ref(&key), &parked);
             if parked.reserve() {
@@ -465,6 +398,13 @@ impl Registry {
         wanted
     }
 
+    /// Says whether ready tasks wait in a queue that only some workers may take.
+    pub fn picky(&self, key: &QueueKey, is_picky: bool) {
+        if let Some(queue) = self.inner().queues.get_mut(key) {
+            queue.picky = is_picky;
+        }
+    }
+
     /// Says that a queue may have ready tasks in the database. Returns whether a claim should be
     /// started: polls wait, and none is under way.
     pub fn backlog(&self, key: &QueueKey) -> bool {
@@ -478,10 +418,12 @@ impl Registry {
 
     /// Whether a claim should be started for a poll that has just been parked.
     pub fn wants_claim(&self, key: &QueueKey) -> bool {
-        self.inner()
-            .queues
-            .get_mut(key)
-            .is_some_and(Queue::begin_claim)
+        self.inner().queues.get_mut(key).is_some_and(|queue| {
+            if queue.picky {
+                queue.empty_for.clear();
+            }
+            queue.begin_claim()
+        })
     }
 
     /// Polls for the next claim on a queue: some that can take the same tasks, at most `limit`, the

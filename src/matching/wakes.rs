@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
-use super::registry::QueueKey;
+use super::keys::QueueKey;
 
 /// Moments that are remembered; what is over is found by the slow re-check.
 const WAKES_BOUND: usize = 100_000;

@@ -101,6 +101,10 @@ reasons! {
     WorkerRegistrationSuperseded = "worker_registration_superseded",
     /// A newer registration of the same worker id has taken over.
     WorkerRegistrationLostAuthority = "worker_registration_lost_authority",
+    /// No registration has this token.
+    WorkerRegistrationTokenNotFound = "worker_registration_token_not_found",
+    /// The token's deregistration was too long ago to repeat its answer.
+    WorkerRegistrationReceiptExpired = "worker_registration_receipt_expired",
     /// An active worker announced another fingerprint for a type.
     WorkflowDefinitionChanged = "workflow_definition_changed",
     /// An active worker left out the fingerprint of a type it had announced.
@@ -111,6 +115,33 @@ reasons! {
     WorkerCapabilityProtocolFloorMismatch = "worker_capability_protocol_floor_mismatch",
     /// A memo or attribute capability announced below its version.
     WorkflowMetadataCapabilityProtocolMismatch = "workflow_metadata_capability_protocol_mismatch",
+
+    // Worker sessions.
+
+    /// Fields of a session's options.
+    InvalidWorkerSession = "invalid_worker_session",
+    /// The session is another queue's, or the worker does not serve its queue.
+    SessionQueueMismatch = "session_queue_mismatch",
+    /// No session of this id.
+    SessionNotFound = "session_not_found",
+    /// The session has no owner now.
+    SessionNotActive = "session_not_active",
+    /// The caller does not own the session.
+    SessionOwnerMismatch = "session_owner_mismatch",
+    /// No session of this id, and none may be made.
+    SessionMissing = "session_missing",
+    /// The worker lacks capabilities that the session needs.
+    SessionRequirementsNotMet = "session_requirements_not_met",
+    /// The worker owns as many sessions as it may.
+    WorkerSessionLimitExceeded = "worker_session_limit_exceeded",
+    /// Another worker owns the session.
+    SessionOwnedByAnotherWorker = "session_owned_by_another_worker",
+    /// As many activities run in the session as may.
+    SessionActivityLimitExceeded = "session_activity_limit_exceeded",
+    /// The session was closed.
+    SessionClosed = "session_closed",
+    /// The session was lost and may not be owned again.
+    SessionReacquireDisallowed = "session_reacquire_disallowed",
 
     // Polls: refusals, and why a poll has no task.
 
@@ -126,11 +157,11 @@ reasons! {
     NoWorkflowCapability = "no_workflow_capability",
     /// The worker registered no activity type.
     NoActivityCapability = "no_activity_capability",
-    /// A ready task is pinned to another build.
+    /// A ready task is pinned to another build, or a start names one that drains.
     CompatibilityBlocked = "compatibility_blocked",
     /// No live worker can take what is ready.
     NoCompatibleWorker = "no_compatible_worker",
-    /// A dispatch cap of the queue is reached.
+    /// A limit of the queue or its namespace is reached.
     Throttled = "throttled",
     /// The same poll id was used with another set of task kinds.
     PollRequestTaskKindsConflict = "poll_request_task_kinds_conflict",
@@ -195,6 +226,8 @@ reasons! {
     ConditionWaitOccurrenceIdentityUnavailable = "condition_wait_occurrence_identity_unavailable",
     /// Local activities, sessions and the sticky cache need a newer request version.
     PortableWorkerAffinityProtocolFloorUnavailable = "portable_worker_affinity_protocol_floor_unavailable",
+    /// A sticky-cache claim that is about another worker, run or build.
+    StickyCacheIdentityMismatch = "sticky_cache_identity_mismatch",
     /// The worker did not announce the affinity capability it uses.
     WorkerCapabilityNotSupported = "worker_capability_not_supported",
     /// Cancellation with cleanup is off, or needs a newer version.
@@ -293,6 +326,24 @@ reasons! {
     InstanceNotStarted = "instance_not_started",
     /// The queue has only draining workers for the type.
     TaskQueueDraining = "task_queue_draining",
+    /// The build cannot be promoted: nobody has heard of it on this queue.
+    UnknownDeployment = "unknown_deployment",
+    /// The build cannot be promoted: its policy does not fit the queue's.
+    IncompatiblePolicy = "incompatible_policy",
+    /// The build cannot be promoted: it drains, or all its live workers do.
+    FleetIsDraining = "fleet_is_draining",
+    /// The build cannot be promoted: it has no workers.
+    NoCompatibleWorkers = "no_compatible_workers",
+    /// The build cannot be promoted: its workers have been silent for too long.
+    MissingWorkerHeartbeat = "missing_worker_heartbeat",
+    /// The build cannot be promoted: its workers define a workflow type differently.
+    FingerprintMismatch = "fingerprint_mismatch",
+    /// The build cannot be promoted: its code could not replay the history of open runs.
+    ReplaySafetyFailed = "replay_safety_failed",
+    /// No deployment of this name.
+    DeploymentNotFound = "deployment_not_found",
+    /// The deployment's name is of another namespace than the request.
+    NamespaceMismatch = "namespace_mismatch",
     /// The run is closed.
     RunNotActive = "run_not_active",
     /// The run is still open.

@@ -16,6 +16,11 @@ const BUILD: &[Feature] = &[
     Feature::ActivityTimeouts,
     Feature::NonRetryableFailures,
     Feature::QueryTasks,
+    Feature::ResponseCompression,
+    Feature::HistoryCompression,
+    Feature::WorkerSessions,
+    Feature::PortableWorkerSessions,
+    Feature::StickyExecution,
     Feature::ConditionWaits,
     Feature::SignalWaits,
     Feature::UpdateValidation,
@@ -31,6 +36,7 @@ const BUILD: &[Feature] = &[
     Feature::ActivityStatus,
     Feature::QueryTaskAuthority,
     Feature::PollRequestIdempotency,
+    Feature::FencedDeregistration,
 ];
 
 /// A set of features; by default those of this build.

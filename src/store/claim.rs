@@ -1,7 +1,7 @@
 //! Claims: ready tasks of one queue given to waiting polls, as many at once as wait.
 
 use super::pool::PgPool;
-use sqlx::FromRow;
+use sqlx::{FromRow, PgExecutor};
 
 use super::{run_id, unsigned, unsigned32};
 use crate::domain::ids::{Namespace, TaskId, TaskQueue};
@@ -62,7 +62,7 @@ pub struct Claimed {
 }
 
 #[derive(FromRow)]
-struct ClaimedRow {
+pub(super) struct ClaimedRow {
     run_id: String,
     task_no: i32,
     place: i64,
@@ -74,13 +74,33 @@ struct ClaimedRow {
     heartbeat_due_at: Option<chrono::DateTime<chrono::Utc>>,
 }
 
+impl TryFrom<ClaimedRow> for Claimed {
+    type Error = sqlx::Error;
+
+    fn try_from(row: ClaimedRow) -> sqlx::Result<Self> {
+        Ok(Self {
+            task: TaskId {
+                run: run_id(&row.run_id)?,
+                no: unsigned32(row.task_no),
+            },
+            poller: usize::try_from(row.place - 1).unwrap_or_default(),
+            attempt: unsigned32(row.attempt),
+            seen: row.seen_event_id.map(unsigned),
+            leased_at: row.leased_at.into(),
+            lease_expires_at: row.lease_expires_at.into(),
+            start_to_close_at: row.start_to_close_at.map(Into::into),
+            heartbeat_due_at: row.heartbeat_due_at.map(Into::into),
+        })
+    }
+}
+
 /// Gives ready tasks of a queue to polls, the most urgent and longest waiting first. Fewer than
 /// there are polls means that the queue has no more that they can take.
 ///
 /// # Errors
 /// The database cannot be reached.
-pub async fn claim(
-    pool: &PgPool,
+pub async fn claim<'e>(
+    from: impl PgExecutor<'e>,
     kind: TaskKind,
     namespace: &Namespace,
     queue: &TaskQueue,
@@ -99,7 +119,7 @@ pub async fn claim(
          p as materialized (
              select run_id, task_no, row_number() over () as place from (
                  select run_id, task_no from tasks
-                 where state = 0 and namespace = $1 and queue = $2 and kind = $3
+                 where state = 0 and session_id is null and namespace = $1 and queue = $2 and kind = $3
                    and visible_at <= clock_timestamp()
                    and task_type = any($4) and (build_id is null or build_id = $5) and (needs & ~$6::bigint) = 0
                  order by priority, visible_at, run_id, task_no
@@ -123,23 +143,7 @@ pub async fn claim(
     .bind(profile.knows)
     .bind(owners)
     .bind(polls)
-    .fetch_all(pool)
+    .fetch_all(from)
     .await?;
-    rows.into_iter()
-        .map(|row| {
-            Ok(Claimed {
-                task: TaskId {
-                    run: run_id(&row.run_id)?,
-                    no: unsigned32(row.task_no),
-                },
-                poller: usize::try_from(row.place - 1).unwrap_or_default(),
-                attempt: unsigned32(row.attempt),
-                seen: row.seen_event_id.map(unsigned),
-                leased_at: row.leased_at.into(),
-                lease_expires_at: row.lease_expires_at.into(),
-                start_to_close_at: row.start_to_close_at.map(Into::into),
-                heartbeat_due_at: row.heartbeat_due_at.map(Into::into),
-            })
-        })
-        .collect()
+    rows.into_iter().map(Claimed::try_from).collect()
 }

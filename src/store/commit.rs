@@ -113,7 +113,8 @@ columns! {
     again_blocked: Option<&'a str>,
     opened_ord: i32, opened_run: &'a str, opened_task: i32, opened_kind: i16, opened_namespace: &'a str, opened_queue: &'a str,
     opened_type: &'a str, opened_priority: i16, opened_fairness_key: Option<&'a str>, opened_fairness_weight: i16,
-    opened_build: Option<&'a str>, opened_needs: i64, opened_visible: DateTime<Utc>, opened_owner: Option<&'a str>,
+    opened_build: Option<&'a str>, opened_needs: i64, opened_session: Option<&'a str>, opened_session_id: Option<&'a str>,
+    opened_visible: DateTime<Utc>, opened_owner: Option<&'a str>,
     opened_lease_ms: i64, opened_start_to_close_ms: Option<i64>, opened_heartbeat_ms: Option<i64>,
     opened_poll: Option<&'a str>, opened_seen: Option<i64>, opened_knows: Option<i64>,
     set_ord: i32, set_run: &'a str, set_kind: i16, set_no: i32, set_due: DateTime<Utc>,
@@ -266,6 +267,8 @@ impl<'a> Columns<'a> {
             to.opened_fairness_weight.push(task.fairness_weight);
             to.opened_build.push(task.build_id.as_deref());
             to.opened_needs.push(task.needs);
+            to.opened_session.push(task.session.as_deref());
+            to.opened_session_id.push(task.session_id.as_deref());
             to.opened_visible.push(task.visible_at.to_chrono());
             to.opened_owner.push(task.owner.as_deref());
             to.opened_lease_ms.push(task.lease_ms);
@@ -436,6 +439,6 @@ mod tests {
         let highest = (1..)
             .take_while(|n| text.contains(&format!("${n}::")))
             .count();
-        assert_eq!(highest, 112, "parameters in the statement");
+        assert_eq!(highest, 114, "parameters in the statement");
     }
 }

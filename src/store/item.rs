@@ -103,6 +103,8 @@ pub(super) struct OpenedRow {
     pub fairness_weight: i16,
     pub build_id: Option<String>,
     pub needs: i64,
+    pub session: Option<String>,
+    pub session_id: Option<String>,
     pub visible_at: Timestamp,
     pub owner: Option<String>,
     pub lease_ms: i64,
@@ -340,6 +342,15 @@ fn run_rows(write: &mut RunWrite, claims_workflow: bool) -> serde_json::Result<R
                         .unwrap_or(i16::MAX),
                     build_id: task.routing.build_id.as_deref().map(str::to_owned),
                     needs: task.routing.needs,
+                    session: match &task.routing.session {
+                        Some(session) => Some(serde_json::to_string(&**session)?),
+                        None => None,
+                    },
+                    session_id: task
+                        .routing
+                        .session
+                        .as_ref()
+                        .map(|session| session.session_id.to_string()),
                     visible_at: task.available_at,
                     owner,
                     lease_ms: long(task.lease_ms),

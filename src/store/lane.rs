@@ -33,12 +33,13 @@ pub struct Lanes {
 
 impl Lanes {
     /// Starts `count` lanes. A run always goes to the same one, so that its writes stay in order and
-    /// a batch never waits for another lane of this node.
-    pub fn start(store: &Store, count: usize) -> Self {
+    /// a batch never waits for another lane of this node. A statement writes at most `batch` items,
+    /// and never more than [`MAX_BATCH`].
+    pub fn start(store: &Store, count: usize, batch: usize) -> Self {
         let queues = (0..count.max(1))
             .map(|_| {
                 let (queue, jobs) = mpsc::channel(QUEUE_BOUND);
-                tokio::spawn(run(store.clone(), jobs));
+                tokio::spawn(run(store.clone(), jobs, batch.clamp(1, MAX_BATCH)));
                 queue
             })
             .collect();
@@ -59,7 +60,7 @@ impl Lanes {
     }
 }
 
-async fn run(store: Store, mut jobs: mpsc::Receiver<Job>) {
+async fn run(store: Store, mut jobs: mpsc::Receiver<Job>, most: usize) {
     let mut connection: Option<PgConnection> = None;
     let mut held: VecDeque<Job> = VecDeque::new();
     loop {
@@ -69,13 +70,13 @@ async fn run(store: Store, mut jobs: mpsc::Receiver<Job>) {
                 None => return,
             }
         }
-        while held.len() < 2 * MAX_BATCH {
+        while held.len() < 2 * most {
             match jobs.try_recv() {
                 Ok(job) => held.push_back(job),
                 Err(_) => break,
             }
         }
-        let batch = next_batch(&mut held);
+        let batch = next_batch(&mut held, most);
         let (items, answers): (Vec<Item>, Vec<oneshot::Sender<Outcome>>) =
             batch.into_iter().map(|job| (job.item, job.answer)).unzip();
         let outcomes = match reach(&store, &mut connection).await {
@@ -94,16 +95,16 @@ async fn run(store: Store, mut jobs: mpsc::Receiver<Job>) {
     }
 }
 
-/// The jobs of the next statement: a run at most once, a workflow id at most once. What does not fit
+/// The jobs of the next statement, `most` at most: a run at most once, a workflow id at most once. What does not fit
 /// keeps its place in the queue.
-fn next_batch(held: &mut VecDeque<Job>) -> Vec<Job> {
-    let mut batch = Vec::with_capacity(held.len().min(MAX_BATCH));
+fn next_batch(held: &mut VecDeque<Job>, most: usize) -> Vec<Job> {
+    let mut batch = Vec::with_capacity(held.len().min(most));
     let mut runs = HashSet::new();
     let mut keys = HashSet::new();
     let mut later = VecDeque::new();
     while let Some(job) = held.pop_front() {
         let key = job.item.key();
-        let fits = batch.len() < MAX_BATCH
+        let fits = batch.len() < most
             && !runs.contains(&job.item.run())
             && key.as_ref().is_none_or(|key| !keys.contains(key));
         // A run whose turn has passed waits whole, so that its order stays.

@@ -2,9 +2,11 @@
 //! renewals of leases, and plain statements on configuration.
 
 pub mod about;
+pub mod admission;
 pub mod asks;
 pub mod claim;
 pub mod commit;
+pub mod deregistrations;
 pub mod history;
 pub mod item;
 pub mod lane;
@@ -17,8 +19,11 @@ pub mod notify;
 pub mod pool;
 pub mod receipts;
 pub mod relays;
+pub mod rollouts;
+pub mod sessions;
 pub mod timers;
 mod trouble;
+pub mod waiting;
 pub mod workers;
 
 use pool::PgPool;

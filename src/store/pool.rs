@@ -200,6 +200,16 @@ impl Transaction {
         self.0.whole();
         Ok(())
     }
+
+    /// Takes it back and keeps the connection; one that is only dropped costs its connection.
+    ///
+    /// # Errors
+    /// The connection is broken, and is closed.
+    pub async fn rollback(mut self) -> sqlx::Result<()> {
+        bounded(self.0.execute("rollback")).await?;
+        self.0.whole();
+        Ok(())
+    }
 }
 
 impl Deref for Transaction {

@@ -48,10 +48,22 @@ fn describe() {
         "dw_parked_polls",
         "Long polls that wait for a task on this node."
     );
+    describe_counter!(
+        "dw_polls_throttled_total",
+        "Polls that ended without a task because a limit of their queue or namespace was reached."
+    );
+    describe_gauge!(
+        "dw_unserved_tasks",
+        "Ready tasks that no live worker may take, among the first of every queue."
+    );
     describe_counter!("dw_claims_total", "Tasks taken from a backlog, by kind.");
     describe_counter!(
         "dw_handoffs_total",
         "Tasks handed to a waiting poll in the commit that opened them, by kind."
+    );
+    describe_counter!(
+        "dw_sticky_cache_total",
+        "What workers say became of the runs that they keep, by outcome."
     );
     describe_counter!(
         "dw_polls_abandoned_total",
@@ -83,6 +95,10 @@ fn describe() {
         "dw_tasks_given_up_total",
         "Tasks that were handed out too often without a report."
     );
+    describe_counter!(
+        "dw_sticky_cache_total",
+        "What workers said of their caches of runs, by outcome."
+    );
     describe_counter!("dw_timers_fired_total", "Timer rows that came due.");
     describe_counter!(
         "dw_run_loads_total",
@@ -95,5 +111,9 @@ fn describe() {
     describe_counter!(
         "dw_replay_checks_total",
         "Written runs compared with their stored history, by outcome; only with checks.replay."
+    );
+    describe_counter!(
+        "dw_sticky_cache_total",
+        "What became of runs that workers keep in memory, as they say it, by outcome."
     );
 }

@@ -29,12 +29,12 @@ async fn at_once(server: &TestServer, kind: &str, worker: &str, queue: &str) -> 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_that_hung_up_while_it_waited_takes_no_task() {
+async fn fc_01_a_client_that_hung_up_while_it_waited_takes_no_task() {
     let server = TestServer::start().await;
     let client = &server.client;
     client.register("gone", "q", &["greet"], &[]).await;
     client.register("there", "q", &["greet"], &[]).await;
-    for round in 0..20 {
+    for round in 0..50 {
         let how = if round % 2 == 0 {
             HangUp::Fin
         } else {

@@ -48,6 +48,7 @@ fn every_dependency_has_its_line() {
     let manifest = read("Cargo.toml");
     let mut wanted = dependencies();
     wanted.extend(section(&manifest, "[dev-dependencies]"));
+    wanted.extend(section(&read("load/Cargo.toml"), "[dependencies]"));
     let page = read("docs/dependencies.md");
     let explained: BTreeSet<String> = rows(&page)
         .iter()
@@ -137,6 +138,7 @@ fn number(status: &str) -> u16 {
         "NOT_FOUND" => 404,
         "METHOD_NOT_ALLOWED" => 405,
         "CONFLICT" => 409,
+        "GONE" => 410,
         "PRECONDITION_FAILED" => 412,
         "PAYLOAD_TOO_LARGE" => 413,
         "UNSUPPORTED_MEDIA_TYPE" => 415,

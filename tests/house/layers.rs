@@ -23,7 +23,7 @@ const LAYERS: &[Layer] = &[
         name: "cli",
         owns: "sub-commands, their flags and exit codes",
         imports: &["*"],
-        crates: &["clap", "sqlx", "tokio", "utoipa"],
+        crates: &["clap", "sqlx", "tokio"],
     },
     Layer {
         name: "node",
@@ -55,6 +55,7 @@ const LAYERS: &[Layer] = &[
         crates: &[
             "actix_web",
             "base64",
+            "flate2",
             "futures_util",
             "metrics",
             "metrics_exporter_prometheus",
@@ -65,6 +66,7 @@ const LAYERS: &[Layer] = &[
             "utoipa",
             "utoipa_actix_web",
             "uuid",
+            "yaml_serde",
         ],
     },
     Layer {

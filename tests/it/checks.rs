@@ -166,7 +166,7 @@ async fn the_namespace_comes_from_header_query_or_default() {
 /// Rule: every answer of the plane carries version and capabilities, every error both `error` and
 /// `message`, whatever its status.
 #[tokio::test(flavor = "multi_thread")]
-async fn every_refusal_has_the_envelope() {
+async fn fc_20_every_refusal_has_the_envelope() {
     let server = TestServer::with(|settings| settings.http.max_body_bytes = 10_000).await;
     let client = &server.client;
     let task = client.first_task().await;

@@ -155,7 +155,7 @@ async fn a_refused_registration_gives_nothing_back() {
 /// Rule: a deregistration tells how many workflow tasks it gave back; others are handed them at once,
 /// and the activities as well.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_deregistered_worker_held_goes_to_others_at_once() {
+async fn fc_13_what_a_deregistered_worker_held_goes_to_others_at_once() {
     let server = TestServer::start().await;
     let client = &server.client;
     let activity = client.first_activity(json!({})).await;
@@ -193,6 +193,10 @@ async fn what_a_deregistered_worker_held_goes_to_others_at_once() {
     let resumed = client.poll("activity", "v", "q", 0).await;
     assert_eq!(resumed["task_id"], activity["task_id"]);
     assert_eq!(resumed["attempt"], 2);
+    client
+        .delete("/worker/registrations/w")
+        .await
+        .refused(404, "worker_not_found");
     // The process that said goodbye has nothing left to say.
     client
         .complete(&held[0], json!([]))

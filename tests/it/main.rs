@@ -9,20 +9,28 @@
 )]
 
 mod activity_tasks;
+mod admission;
 mod announcements;
+mod builds;
 mod capability_rules;
 mod checks;
 mod control;
 mod delivery;
+mod deregistration;
+mod documented;
 mod envelope;
+mod field_cases;
 mod language;
 mod life;
 mod lifecycle;
 mod malformed;
 mod negotiation;
 mod polls;
+mod published;
 mod races;
 mod registration;
 mod restart;
+mod sessions;
+mod sticky;
 mod support;
 mod workflow_tasks;

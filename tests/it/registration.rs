@@ -15,6 +15,8 @@ async fn the_smallest_registration_has_the_defaults() {
     let client = &server.client;
     let mut body = client.post("/worker/register", base()).await.expect(200);
     body.as_object_mut().unwrap().remove("server_capabilities");
+    let token = body["registration_token"].take();
+    assert!(token.as_str().is_some_and(|token| token.len() == 32));
     let expected = json!({
         "protocol_version": "1.13",
         "worker_id": "w",
@@ -28,6 +30,7 @@ async fn the_smallest_registration_has_the_defaults() {
         "capability_manifest": null,
         "status": "active",
         "heartbeat_interval_seconds": 10,
+        "registration_token": null,
     });
     assert_eq!(body, expected);
     let worker = client.get("/workers/w").await.expect(200);

@@ -15,6 +15,8 @@ use sqlx::postgres::PgConnectOptions;
 use sqlx::{Connection, PgConnection};
 use tokio::sync::OnceCell;
 
+use super::documented;
+
 /// The token of test servers.
 pub const TOKEN: &str = "test-token";
 
@@ -25,7 +27,7 @@ pub struct TestDb {
 }
 
 /// Tables of [`TestDb::contents`]: what reports, commands and registrations write.
-const TABLES: [&str; 7] = [
+const TABLES: [&str; 8] = [
     "workflow_runs",
     "workflow_instances",
     "history_batches",
@@ -33,6 +35,7 @@ const TABLES: [&str; 7] = [
     "timers",
     "request_receipts",
     "workers",
+    "worker_sessions",
 ];
 
 static NEXT: AtomicU32 = AtomicU32::new(0);
@@ -272,6 +275,11 @@ impl Client {
         }
     }
 
+    /// Where the server listens.
+    pub fn address(&self) -> &str {
+        self.url.trim_start_matches("http://")
+    }
+
     /// A request without any header.
     pub fn bare(&self, method: Method, path: &str) -> reqwest::RequestBuilder {
         self.http.request(method, format!("{}/api{path}", self.url))
@@ -319,16 +327,22 @@ impl Client {
         }
     }
 
+    /// Sends a request; whatever comes back has to be what the documents say.
     pub async fn send(&self, request: reqwest::RequestBuilder) -> Answer {
-        let response = request.send().await.expect("the server answers");
+        let (http, request) = request.build_split();
+        let request = request.expect("a request");
+        let (method, path) = (request.method().clone(), request.url().path().to_owned());
+        let response = http.execute(request).await.expect("the server answers");
         let (status, headers) = (response.status(), response.headers().clone());
         let text = response.text().await.expect("the answer is text");
         let body = serde_json::from_str(&text).unwrap_or(Value::String(text));
-        Answer {
+        let answer = Answer {
             status,
             headers,
             body,
-        }
+        };
+        documented::check(&method, &path, &answer);
+        answer
     }
 
     pub async fn get(&self, path: &str) -> Answer {

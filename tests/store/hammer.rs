@@ -559,6 +559,7 @@ async fn hand_out_backlog(shared: Arc<Shared>, pool: leasehold::store::pool::PgP
         .map(|n| Poller {
             owner: WorkerId::from(format!("c{n}")),
             poll_request_id: None,
+            kinds: [TaskKind::Workflow].into(),
         })
         .collect();
     let profile = Profile {

@@ -167,6 +167,7 @@ pub fn completion(
         report,
         commands,
         streams: StreamReport::default(),
+        keep: None,
     }
 }
 
@@ -224,6 +225,7 @@ pub fn activity() -> Command {
             non_retryable_error_types: Vec::new(),
         }),
         cancellation: None,
+        session: None,
         path: None,
     })
 }

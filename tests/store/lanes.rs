@@ -91,11 +91,14 @@ impl Block {
 }
 
 /// One lane that is busy with a blocked run, and that run's outcome.
-async fn busy_lane(bench: &Bench) -> (Lanes, Block, tokio::task::JoinHandle<Outcome>) {
+async fn busy_lane(
+    bench: &Bench,
+    batch: usize,
+) -> (Lanes, Block, tokio::task::JoinHandle<Outcome>) {
     let mut door = bench.door().await;
     let state = bench.begun(&mut door, "blocked", "w").await;
     let block = Block::on(bench, state.id).await;
-    let lanes = Lanes::start(&bench.store, 1);
+    let lanes = Lanes::start(&bench.store, 1, batch);
     let mut decision = decided(&state, signal("go", None));
     let blocked = item(&mut decision);
     let waiting = tokio::spawn({
@@ -131,7 +134,7 @@ async fn batches_are_bounded_and_writes_of_a_run_stay_in_order() {
     let bench = Bench::new().await;
     let mut door = bench.door().await;
     let mut state = bench.begun(&mut door, "ordered", "w").await;
-    let (lanes, block, blocked) = busy_lane(&bench).await;
+    let (lanes, block, blocked) = busy_lane(&bench, MAX_BATCH).await;
     let mut waiting = JoinSet::new();
     // Each write of the run is decided on the one before it: out of order, the fences refuse it.
     let mut chain: Vec<Item> = Vec::new();
@@ -180,10 +183,35 @@ async fn batches_are_bounded_and_writes_of_a_run_stay_in_order() {
     bench.end().await;
 }
 
+/// A smaller bound is kept: with one, each decision is a commit of its own.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lane_writes_no_more_at_once_than_it_may() {
+    const STARTS: usize = 12;
+    let bench = Bench::new().await;
+    let mut door = bench.door().await;
+    let (lanes, block, blocked) = busy_lane(&bench, 1).await;
+    let mut waiting = JoinSet::new();
+    for n in 0..STARTS {
+        enqueue(&lanes, item(&mut started(&format!("wf-{n}"))), &mut waiting).await;
+    }
+    block.lift().await;
+    while let Some(outcome) = waiting.join_next().await {
+        assert_committed(outcome.unwrap().unwrap());
+    }
+    assert_committed(blocked.await.unwrap());
+    let sizes = sqlx::query("select count(*) as items from history_batches group by xmin::text")
+        .fetch_all(&mut door)
+        .await
+        .unwrap();
+    assert!(sizes.len() > STARTS);
+    assert!(sizes.iter().all(|row| row.get::<i64, _>(0) == 1));
+    bench.end().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_over_the_bound_is_told_so_and_not_written() {
     let bench = Bench::new().await;
-    let (lanes, block, blocked) = busy_lane(&bench).await;
+    let (lanes, block, blocked) = busy_lane(&bench, MAX_BATCH).await;
     let mut waiting = JoinSet::new();
     let over = 100;
     let mut items = Vec::new();
@@ -226,7 +254,7 @@ async fn kill_lanes(connection: &mut PgConnection) -> i64 {
 async fn a_lane_reconnects_after_its_backend_was_killed() {
     let bench = Bench::new().await;
     let mut connection = bench.db.connect().await;
-    let lanes = Lanes::start(&bench.store, 1);
+    let lanes = Lanes::start(&bench.store, 1, MAX_BATCH);
     assert_committed(lanes.commit(item(&mut started("before"))).await.unwrap());
     assert_eq!(kill_lanes(&mut connection).await, 1);
     let mut tries = 0;
@@ -252,7 +280,7 @@ async fn a_database_that_is_away_is_said_to_be_out_of_reach() {
     let nowhere = bench.db.options.clone().socket("/nonexistent");
     let store =
         leasehold::store::Store::new(nowhere, leasehold::store::PoolSizes { reads: 1, hot: 1 });
-    let lanes = Lanes::start(&store, 1);
+    let lanes = Lanes::start(&store, 1, MAX_BATCH);
     let outcome = lanes.commit(item(&mut started("wf"))).await.unwrap();
     assert_eq!(outcome, Outcome::Unreached);
     bench.end().await;
@@ -263,7 +291,7 @@ async fn nothing_acknowledged_is_lost_while_lanes_are_killed() {
     const CALLERS: usize = 8;
     const STARTS: usize = 60;
     let bench = Bench::new().await;
-    let lanes = Lanes::start(&bench.store, 2);
+    let lanes = Lanes::start(&bench.store, 2, MAX_BATCH);
     let mut callers = JoinSet::new();
     for caller in 0..CALLERS {
         let lanes = lanes.clone();

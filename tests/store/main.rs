@@ -8,6 +8,10 @@
     reason = "a test stops at the first thing that is not as it should be"
 )]
 
+#[allow(dead_code, reason = "answers are only compared")]
+#[path = "../it/documented.rs"]
+mod documented;
+
 mod fences;
 mod hammer;
 mod keys;

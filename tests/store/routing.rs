@@ -7,9 +7,11 @@ use std::sync::Arc;
 use leasehold::domain::decision::Decision;
 use leasehold::domain::ids::{TaskId, WorkerId};
 use leasehold::domain::routing::{Poller, Profile, Routing, TaskKind};
+use leasehold::domain::session::Options;
 use leasehold::domain::time::Timestamp;
 use leasehold::store::claim::{Claimed, claim};
 use leasehold::store::lease::{self, Lost, Which};
+use leasehold::store::sessions::{self, Seekers};
 use leasehold::store::{PoolSizes, Store};
 use sqlx::PgConnection;
 
@@ -34,9 +36,29 @@ const QUEUES: [&str; 2] = ["q1", "q2"];
 const TYPES: [&str; 4] = ["a", "b", "B", "c"];
 const BUILDS: [Option<&str>; 3] = [None, Some("1"), Some("2")];
 
+/// A session that a task asks for.
+fn session(id: &str, requirements: &[&str]) -> Arc<Options> {
+    Arc::new(Options {
+        session_id: id.into(),
+        connection: None,
+        queue: None,
+        requirements: requirements
+            .iter()
+            .map(|&needed| needed.to_owned())
+            .collect(),
+        lease_seconds: 60,
+        ttl_seconds: 600,
+        max_concurrent_activities: 2,
+        create_if_missing: true,
+        allow_reacquire_after_failure: true,
+    })
+}
+
 fn random_routing(chance: &mut Dice) -> Routing {
+    let kind = one_of(chance, &KINDS);
+    let in_session = kind == TaskKind::Activity && chance.below(4) == 0;
     Routing {
-        kind: one_of(chance, &KINDS),
+        kind,
         namespace: "default".into(),
         queue: one_of(chance, &QUEUES).into(),
         task_type: one_of(chance, &TYPES).into(),
@@ -45,6 +67,14 @@ fn random_routing(chance: &mut Dice) -> Routing {
         fairness_weight: 1,
         build_id: one_of(chance, &BUILDS).map(Arc::from),
         needs: bits(chance),
+        session: in_session.then(|| {
+            let id = chance.below(20);
+            session(
+                &id.to_string(),
+                one_of(chance, &[&[][..], &["gpu"], &["gpu", "disk"]]),
+            )
+        }),
+        preferred: None,
     }
 }
 
@@ -105,6 +135,7 @@ fn pollers(count: usize, name: &str) -> Vec<Poller> {
         .map(|n| Poller {
             owner: WorkerId::from(format!("{name}-{n}")),
             poll_request_id: Some(format!("poll-{n}").into()),
+            kinds: KINDS.into(),
         })
         .collect()
 }
@@ -168,6 +199,7 @@ async fn a_claim_takes_what_its_profile_may_take_and_nothing_else() {
             .filter(|(_, task)| {
                 task.routing.kind == kind
                     && task.routing.queue.as_str() == queue
+                    && task.routing.session.is_none()
                     && profile.may_take(&task.routing)
             })
             .map(|(task, _)| *task)
@@ -184,6 +216,81 @@ async fn a_claim_takes_what_its_profile_may_take_and_nothing_else() {
     bench.end().await;
 }
 
+/// Rule: the claim of plain tasks leaves those of sessions, and the look for those finds them by the
+/// same rule of types, build and features, with what their sessions require and at most as many of
+/// each as it has room for.
+#[tokio::test(flavor = "multi_thread")]
+async fn tasks_of_sessions_are_looked_for_by_the_same_rule() {
+    const CASES: usize = 200;
+    let bench = Bench::new().await;
+    let mut door = bench.door().await;
+    let mut chance = Dice(7);
+    let tasks = open(&mut door, 200, || {
+        let mut routing = random_routing(&mut chance);
+        routing.kind = TaskKind::Activity;
+        let id = chance.below(20);
+        let needed: &[&str] = one_of(&mut chance, &[&[][..], &["gpu"], &["gpu", "disk"]]);
+        routing.session = Some(session(&id.to_string(), needed));
+        (routing, now())
+    })
+    .await;
+    let mut found_in_all = 0;
+    for _ in 0..CASES {
+        let (queue, profile) = (one_of(&mut chance, &QUEUES), random_profile(&mut chance));
+        let capabilities: &[&str] = one_of(
+            &mut chance,
+            &[&[][..], &["gpu"], &["disk"], &["disk", "gpu"]],
+        );
+        let mut wanted: BTreeMap<Arc<str>, Vec<_>> = BTreeMap::new();
+        for (id, task) in &tasks {
+            let routing = &task.routing;
+            let asked = routing.session.as_ref().unwrap();
+            let can = |needed: &String| capabilities.contains(&needed.as_str());
+            if routing.queue.as_str() == queue
+                && profile.may_take(routing)
+                && asked.requirements.iter().all(can)
+            {
+                let place = (routing.priority, task.visible_at, *id);
+                let of_session = wanted.entry(Arc::clone(&asked.session_id)).or_default();
+                of_session.push(place);
+            }
+        }
+        let mut wanted: Vec<_> = wanted
+            .into_values()
+            .flat_map(|mut of_session| {
+                of_session.sort_unstable();
+                of_session.truncate(2);
+                of_session
+            })
+            .collect();
+        wanted.sort_unstable();
+        let seekers = Seekers {
+            profile: &profile,
+            workers: &["w"],
+            capabilities,
+        };
+        let found = sessions::candidates(
+            &bench.store.hot,
+            &"default".into(),
+            &queue.into(),
+            &seekers,
+            60,
+            1_000,
+        )
+        .await
+        .unwrap();
+        let found: Vec<TaskId> = found.iter().map(|candidate| candidate.task).collect();
+        let wanted: Vec<TaskId> = wanted.into_iter().map(|(_, _, id)| id).collect();
+        assert_eq!(found, wanted, "{queue} {capabilities:?} {profile:?}");
+        found_in_all += found.len();
+        let polls = pollers(tasks.len(), "w");
+        let claimed = claim_on(&bench.store, TaskKind::Activity, queue, &profile, &polls).await;
+        assert!(claimed.is_empty(), "a plain claim took a task of a session");
+    }
+    assert!(found_in_all > CASES, "{found_in_all}");
+    bench.end().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_most_urgent_and_longest_waiting_come_first_and_nothing_before_its_time() {
     let bench = Bench::new().await;
@@ -193,6 +300,7 @@ async fn the_most_urgent_and_longest_waiting_come_first_and_nothing_before_its_t
     let tasks = open(&mut door, 90, || {
         let mut routing = random_routing(&mut chance);
         routing.kind = TaskKind::Activity;
+        routing.session = None;
         routing.queue = "q".into();
         routing.task_type = "a".into();
         routing.build_id = None;
@@ -252,6 +360,7 @@ async fn two_nodes_never_give_one_task_twice() {
     let tasks = open(&mut door, TASKS, || {
         let mut routing = random_routing(&mut chance);
         routing.kind = TaskKind::Workflow;
+        routing.session = None;
         routing.queue = "q".into();
         (routing, now())
     })

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::domain::ids::{Step, TaskId, TaskQueue};
 use crate::domain::parallel::GroupFields;
 use crate::domain::retry::Policy;
+use crate::domain::session;
 use crate::domain::time::Timestamp;
 use crate::payload::{Codec, Payload};
 
@@ -51,6 +52,8 @@ pub struct ActivitySnapshot {
     pub arguments: Option<Payload>,
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub cancellation_policy: Option<Word>,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub worker_session: Option<Arc<session::Options>>,
 }
 
 /// An activity was scheduled.

@@ -12,6 +12,7 @@ use super::super::event::{
     ActivityRetryScheduled, ActivityScheduled, ActivitySnapshot, ActivityStarted, Event, Json,
     Word,
 };
+use super::super::features;
 use super::super::ids::{AttemptId, Part, RunId, Step, TaskId, TaskNo, WorkerId, part_id};
 use super::super::lease::Hold;
 use super::super::limits::LimitKind;
@@ -133,6 +134,7 @@ pub(super) fn schedule(draft: &mut Draft<'_>, step: Step, command: ScheduleActiv
             queue,
             arguments: command.arguments,
             cancellation_policy: command.cancellation.map(|policy| policy.as_str().into()),
+            worker_session: command.session,
         },
     });
     let Some(activity) = draft.state.activities.get(&no).cloned() else {
@@ -162,7 +164,9 @@ fn new_task(draft: &Draft<'_>, activity: &Activity) -> NewTask {
             fairness_key: begun.fairness_key.clone(),
             fairness_weight: begun.fairness_weight,
             build_id: begun.build_id.clone(),
-            needs: 0,
+            needs: activity.session.as_ref().map_or(0, |_| features::SESSIONS),
+            session: activity.session.clone(),
+            preferred: None,
         },
         available_at: activity.available_at,
         // A lease never ends before its attempt may: SDKs do not renew it by themselves.

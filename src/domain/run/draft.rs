@@ -178,6 +178,8 @@ impl<'a> Draft<'a> {
                 fairness_weight: begun.fairness_weight,
                 build_id: begun.build_id.clone(),
                 needs: self.state.needs,
+                session: None,
+                preferred: self.state.preferred(available_at),
             },
             available_at,
             lease_ms: self.settings.workflow_task_lease_ms,

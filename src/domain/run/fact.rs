@@ -124,6 +124,17 @@ pub enum Fact {
         /// How it stands.
         carried: Box<Stream>,
     },
+    /// The worker that completes this task keeps the run in memory.
+    RunKept {
+        /// The task.
+        task: TaskNo,
+        /// The worker.
+        worker: Arc<str>,
+        /// The epoch of its registration.
+        epoch: u64,
+        /// Until when.
+        until: Timestamp,
+    },
     /// The workflow declared types of search attributes.
     TypesDeclared,
     /// The run closed under a workflow task that a worker held.

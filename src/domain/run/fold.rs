@@ -58,7 +58,10 @@ impl RunState {
                     task.last_failure = Some(Arc::clone(message));
                 }
             }
-            Fact::TaskDone { receipt, seen } => self.task_done(receipt, *seen),
+            Fact::TaskDone { receipt, seen } => {
+                self.keep_no_longer(receipt.no);
+                self.task_done(receipt, *seen);
+            }
             Fact::AttemptReported { receipt } => self.keep(receipt),
             Fact::SignalHeld(signal) => {
                 self.signals += 1;
@@ -90,6 +93,12 @@ impl RunState {
             | Fact::MessagesDelivered { .. }
             | Fact::StreamsWaited { .. }
             | Fact::StreamCarried { .. } => self.note_on_streams(fact),
+            Fact::RunKept {
+                task,
+                worker,
+                epoch,
+                until,
+            } => self.keep_in_memory(*task, worker, *epoch, *until),
             Fact::TypesDeclared => self.needs |= features::TYPED_ATTRIBUTES,
             Fact::ClosedUnderLease { no, owner, attempt } => {
                 self.under_lease = Some((*no, owner.clone(), *attempt));
@@ -217,6 +226,7 @@ impl RunState {
                         queue: scheduled.activity.queue.clone(),
                         arguments: scheduled.activity.arguments.clone(),
                         policy: scheduled.activity.retry_policy.clone().map(Arc::new),
+                        session: scheduled.activity.worker_session.clone(),
                         path,
                         scheduled_at: event.recorded_at,
                         available_at: event.recorded_at,

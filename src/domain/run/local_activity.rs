@@ -49,6 +49,7 @@ pub(super) fn record(draft: &mut Draft<'_>, command: LocalActivity, holder: &str
             connection: None,
             queue: draft.state.begun.queue.clone(),
             arguments: command.arguments,
+            worker_session: None,
             cancellation_policy: None,
         },
     });

@@ -27,6 +27,7 @@ mod start;
 mod state;
 mod status;
 mod steps;
+mod sticky;
 mod stream;
 mod timer;
 mod update;
@@ -54,6 +55,7 @@ pub use state::{
     SignalWait, Timer, WorkflowTask,
 };
 pub use status::{CloseReason, Status};
+pub use sticky::{Keep, Kept, ReplayMode};
 pub use stream::{
     MESSAGE_SIGNAL, Message, MessageRequest, Stream, StreamReport, StreamWait, message_key,
 };
@@ -101,6 +103,8 @@ pub enum Input {
         commands: Vec<WorkerCommand>,
         /// What it says about message streams.
         streams: StreamReport,
+        /// Whether it keeps the run in memory.
+        keep: Option<Keep>,
     },
     /// A worker could not process a workflow task, or has nothing to do.
     FailWorkflowTask {
@@ -203,7 +207,8 @@ pub fn decide(
             report,
             commands,
             streams,
-        } => workflow_task::complete(draft, report, commands, streams),
+            keep,
+        } => workflow_task::complete(draft, report, commands, streams, keep),
         Input::FailWorkflowTask {
             report,
             failure,

@@ -11,12 +11,14 @@ use super::super::event::Json;
 use super::super::ids::{RunId, Step, TaskNo, TaskQueue, WorkerId, WorkflowId};
 use super::super::parallel::{Group, Path, Resolution};
 use super::super::retry::Policy;
+use super::super::session;
 use super::super::time::Timestamp;
 use super::attributes::{Attributes, Memo};
 use super::cancellation::{Cancellation, Stopped};
 use super::decision::{TimerKey, TimerKind};
 use super::fact::{Begun, Command, Digest, Receipt, ReportKind, Resume, Signal, Update};
 use super::status::{CloseReason, Status};
+use super::sticky::Kept;
 use super::stream::Stream;
 
 /// How a run closed.
@@ -94,6 +96,8 @@ pub struct Activity {
     pub arguments: Option<Payload>,
     /// Retry rule and timeouts.
     pub policy: Option<Arc<Policy>>,
+    /// The worker session that it runs in.
+    pub session: Option<Arc<session::Options>>,
     /// Place in parallel groups.
     pub path: Option<Path>,
     /// When it was scheduled.
@@ -310,6 +314,8 @@ pub struct RunState {
     pub attributes: Arc<Attributes>,
     /// Features of the history that a worker must know to replay it, see [`super::features`].
     pub needs: i64,
+    /// Who keeps it in memory.
+    pub kept: Option<Arc<Kept>>,
     /// Signals accepted so far.
     pub signals: u64,
     /// Commands accepted so far.
@@ -337,6 +343,7 @@ impl RunState {
             memo: Arc::new(Memo::from_begun(&begun)),
             attributes: Arc::new(Attributes::from_json(&begun.search_attributes)),
             needs: 0,
+            kept: None,
             begun: Arc::new(begun),
             next_event: 1,
             next_step: 1,

@@ -15,6 +15,7 @@ use super::outcome::{Refusal, Reply, Verdict};
 use super::state::RunState;
 use super::status::CloseReason;
 use super::steps::{Numbered, Steps, invalid};
+use super::sticky::{self, Keep};
 use super::stream::{self, StreamReport};
 use super::{
     activity, attributes, child, close, condition, continue_as_new, held, local_activity, marker,
@@ -100,6 +101,7 @@ pub(super) fn complete(
     report: WorkflowTaskReport,
     commands: Vec<Command>,
     streams: StreamReport,
+    keep: Option<Keep>,
 ) -> Result<Verdict, Refusal> {
     if let Some(reply) = admit(&draft, &report, ReportKind::Completed)? {
         return Ok(Verdict::Answer(reply));
@@ -148,6 +150,7 @@ pub(super) fn complete(
             timer::fire_immediate(&mut draft);
             condition::time_out_overdue(&mut draft);
             check_growth(&draft, 0)?;
+            sticky::keep(&mut draft, &report, keep);
             close_task(&mut draft, &report, ReportKind::Completed, created);
             Ok(commit(draft, &report))
         }

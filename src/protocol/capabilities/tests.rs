@@ -142,8 +142,9 @@ fn this_build_announces_its_commands_and_nothing_that_it_lacks() {
             "cancel_selection_operation",
         ])
     );
-    assert_eq!(all["response_compression"], json!([]));
-    assert_eq!(all["history_compression"]["supported_encodings"], json!([]));
+    let encodings = json!(["gzip", "deflate"]);
+    assert_eq!(all["response_compression"], encodings);
+    assert_eq!(all["history_compression"]["supported_encodings"], encodings);
     assert_eq!(
         all["prepared_local_activity_cancellation_policies"],
         json!([])
@@ -154,12 +155,15 @@ fn this_build_announces_its_commands_and_nothing_that_it_lacks() {
     );
     assert_eq!(
         all["worker_deregistration_fencing"],
-        json!({"supported": false})
+        json!({
+            "supported": true,
+            "schema": "durable-workflow.v2.worker-deregistration.v1",
+            "endpoint": "/worker/registrations/{workerId}/deregister",
+            "receipt_retention_seconds": 600,
+        })
     );
     assert_eq!(all["observability_context"], json!({"supported": false}));
-    for absent in ["worker_session_verbs", "task_queue_priority_fairness"] {
-        assert!(all.get(absent).is_none(), "{absent}");
-    }
+    assert!(all.get("task_queue_priority_fairness").is_none());
 }
 
 #[test]
@@ -231,7 +235,7 @@ fn sessions_say_why_they_are_off() {
         json!("worker_protocol_version_below_worker_session_minimum")
     );
     assert_eq!(
-        reason("1.13", Supported::build()),
+        reason("1.13", everything().without(Feature::WorkerSessions)),
         json!("worker_sessions_not_implemented")
     );
     let verbs = at("1.8", everything())["worker_session_verbs"].clone();

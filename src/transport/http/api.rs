@@ -4,6 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use actix_web::http::header::CONTENT_ENCODING;
+use actix_web::{HttpRequest, HttpResponse, HttpResponseBuilder};
 use metrics_exporter_prometheus::PrometheusHandle;
 
 use crate::auth::Gate;
@@ -11,9 +13,12 @@ use crate::config::Settings;
 use crate::engine::Engine;
 use crate::protocol::capabilities::{Timing, server_capabilities};
 use crate::protocol::envelope::EnvelopeBytes;
+use crate::protocol::feature::Feature;
 use crate::protocol::support::Supported;
 use crate::protocol::version::Advertised;
 
+use super::compression;
+use super::documents::{Documents, Writer};
 use super::routes::RouteTable;
 
 /// The state behind all handlers.
@@ -38,6 +43,8 @@ pub struct Api {
     pub server_id: String,
     /// Which routes exist, to tell 404 from 405.
     pub routes: RouteTable,
+    /// The documents, once somebody has asked for them.
+    pub documents: Documents,
     /// Renders the metrics.
     pub metrics: PrometheusHandle,
     /// When the node started.
@@ -56,12 +63,16 @@ impl Api {
         server_id: String,
         metrics: PrometheusHandle,
         routes: RouteTable,
+        documents: Writer,
     ) -> Result<Self, String> {
         let advertised: Advertised = settings
             .worker_protocol
             .parse()
             .map_err(|error: crate::protocol::version::AdvertisedError| error.to_string())?;
-        let supported = Supported::build();
+        let mut supported = Supported::build();
+        if !settings.http.compression {
+            supported = supported.without(Feature::ResponseCompression);
+        }
         let timing = timing(&settings);
         let capabilities = server_capabilities(&advertised, &supported, &timing);
         Ok(Self {
@@ -75,10 +86,34 @@ impl Api {
             timing,
             server_id,
             routes,
+            documents: Documents::new(documents),
             metrics,
             started: Instant::now(),
             stopping: AtomicBool::new(false),
         })
+    }
+
+    /// A body in the coding that the request accepts, and the name of that, if there is to be one.
+    pub fn encode(&self, request: &HttpRequest, body: &[u8]) -> Option<(Vec<u8>, &'static str)> {
+        if !self.settings.http.compression {
+            return None;
+        }
+        compression::encode(request, body)
+    }
+
+    /// A response with this body, in the coding that the request accepts.
+    pub fn finish(
+        &self,
+        request: &HttpRequest,
+        mut response: HttpResponseBuilder,
+        body: Vec<u8>,
+    ) -> HttpResponse {
+        match self.encode(request, &body) {
+            Some((encoded, coding)) => response
+                .insert_header((CONTENT_ENCODING, coding))
+                .body(encoded),
+            None => response.body(body),
+        }
     }
 
     /// The node is about to stop: readiness fails from now on.

@@ -23,7 +23,7 @@ use super::identify::{self, NotAdmitted};
 const ANY: &[Role] = &[Role::Worker, Role::Operator, Role::Admin];
 
 /// Whether the server works.
-#[utoipa::path(tag = "system", operation_id = "health",
+#[utoipa::path(tag = "discovery", operation_id = "getHealth",
     responses((status = 200, description = "It serves."), (status = 503, description = "It cannot reach its database.")))]
 #[get("/health")]
 pub async fn health(api: Data<Api>) -> HttpResponse {
@@ -42,7 +42,7 @@ pub async fn health(api: Data<Api>) -> HttpResponse {
 }
 
 /// Whether the server wants requests.
-#[utoipa::path(tag = "system", operation_id = "ready",
+#[utoipa::path(tag = "discovery", operation_id = "getReadiness",
     responses((status = 200, description = "It does."), (status = 503, description = "It does not, now.")))]
 #[get("/ready")]
 pub async fn ready(api: Data<Api>) -> HttpResponse {
@@ -72,7 +72,7 @@ pub async fn ready(api: Data<Api>) -> HttpResponse {
 }
 
 /// Tells clients what the server speaks and can do.
-#[utoipa::path(tag = "system", operation_id = "clusterInfo",
+#[utoipa::path(tag = "discovery", operation_id = "getClusterInfo",
     responses((status = 200, description = "Versions, capabilities, limits."), (status = 400, description = "The control-plane version is not served."),
         (status = 401, description = "No valid token."), (status = 403, description = "The role of the credential may not do this.")))]
 #[get("/cluster/info")]
@@ -100,7 +100,10 @@ pub async fn cluster_info(request: HttpRequest, api: Data<Api>) -> HttpResponse 
     }
     let namespace = identify::namespace(&api, &request)
         .unwrap_or_else(|| Namespace::from(api.settings.default_namespace.as_str()));
-    plain(StatusCode::OK).json(document(&api, &namespace).await)
+    let body = document(&api, &namespace).await.to_string();
+    let mut response = plain(StatusCode::OK);
+    response.insert_header((CONTENT_TYPE, "application/json"));
+    api.finish(&request, response, body.into_bytes())
 }
 
 fn plain(status: StatusCode) -> actix_web::HttpResponseBuilder {
@@ -202,13 +205,13 @@ fn limits(api: &Api) -> AnnouncedLimits {
 #[get("/metrics")]
 pub async fn metrics(request: HttpRequest, api: Data<Api>) -> HttpResponse {
     if identify::admit(&api, &request, ANY).is_err() {
-        return HttpResponse::Unauthorized().json(json!({
+        return plain(StatusCode::UNAUTHORIZED).json(json!({
             "reason": Reason::Unauthorized,
             "message": "A valid bearer token is needed.",
         }));
     }
     ::metrics::gauge!("dw_parked_polls").set(api.engine.parked_polls() as f64);
-    HttpResponse::Ok()
-        .insert_header((CONTENT_TYPE, "text/plain; version=0.0.4"))
-        .body(api.metrics.render())
+    let mut response = HttpResponse::Ok();
+    response.insert_header((CONTENT_TYPE, "text/plain; version=0.0.4"));
+    api.finish(&request, response, api.metrics.render().into_bytes())
 }

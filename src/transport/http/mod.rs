@@ -2,7 +2,10 @@
 
 pub mod api;
 mod body;
+mod compression;
 pub mod control;
+mod docs;
+pub mod documents;
 mod fields;
 mod identify;
 pub mod info;

@@ -1,107 +1,116 @@
 //! The documents that the handlers generate, one per plane.
 
+mod complete;
+
 use actix_web::App;
-use utoipa::openapi::path::Operation;
-use utoipa::openapi::{InfoBuilder, OpenApi, OpenApiBuilder, PathItem, ResponseBuilder};
+use utoipa::openapi::OpenApi;
 use utoipa_actix_web::AppExt;
+use yaml_serde::Value;
 
+use crate::protocol::version::Advertised;
+
+use super::documents::Written;
 use super::routes::RouteTable;
-use super::{control, info, native};
+use super::{control, docs, info, native};
 
-/// Answers that a request may get from the checks in front of every handler, or from any handler
-/// whose database or code fails. What a handler says of them itself goes first.
-const ANYWHERE: [(&str, &str); 7] = [
-    (
-        "400",
-        "The request's version is missing or not served, or the request is malformed.",
-    ),
-    ("401", "There is no credential, or a wrong one."),
-    ("403", "The role of the credential may not do this."),
-    ("404", "The namespace does not exist."),
-    ("422", "Fields."),
-    ("500", "A defect of the server."),
-    (
-        "503",
-        "The database is away or too contended; repeat after `Retry-After`.",
-    ),
-];
-/// The same for requests with a body.
-const WITH_BODY: [(&str, &str); 2] = [
-    ("413", "The body is too large."),
-    ("415", "The body is not JSON."),
-];
-/// Routes that are not of a plane and say themselves what they answer.
-const APART: [&str; 4] = ["/api/health", "/api/ready", "/api/cluster/info", "/metrics"];
+/// A group of operations with a document of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Plane {
+    /// What workers call.
+    Worker,
+    /// What operators and clients call.
+    Control,
+}
 
-/// The document of the worker plane.
+impl Plane {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Worker, Self::Control];
+
+    /// The name of its document.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Worker => "worker-plane",
+            Self::Control => "control-plane",
+        }
+    }
+
+    /// What the handlers say of themselves, with the paths that are routed.
+    pub fn derived(self) -> OpenApi {
+        match self {
+            Self::Worker => worker_plane(),
+            Self::Control => control_plane(),
+        }
+    }
+
+    /// The document of a server that advertises this version of the worker protocol.
+    ///
+    /// # Errors
+    /// The parts do not fit together, which is a defect.
+    pub fn document(self, advertised: &Advertised) -> Result<Document, String> {
+        complete::document(self, advertised).map(Document)
+    }
+}
+
+/// A complete document.
+#[derive(Clone, Debug)]
+pub struct Document(Value);
+
+impl Document {
+    /// As JSON.
+    ///
+    /// # Errors
+    /// It cannot be written, which is a defect.
+    pub fn json(&self) -> Result<String, String> {
+        serde_json::to_string(&self.0).map_err(|error| error.to_string())
+    }
+
+    /// As YAML.
+    ///
+    /// # Errors
+    /// It cannot be written, which is a defect.
+    pub fn yaml(&self) -> Result<String, String> {
+        yaml_serde::to_string(&self.0).map_err(|error| error.to_string())
+    }
+}
+
+/// What the handlers of the worker plane say.
 pub fn worker_plane() -> OpenApi {
     let (_, document) = App::new()
         .into_utoipa_app()
         .service(native::routes())
         .split_for_parts();
-    titled(document, "Leasehold worker plane")
+    document
 }
 
-/// The document of the control plane.
+/// What the handlers of the control plane say.
 pub fn control_plane() -> OpenApi {
     let (_, document) = App::new()
         .into_utoipa_app()
         .service(control::routes())
         .service(info::metrics)
+        .service(docs::page)
+        .service(docs::asset)
         .split_for_parts();
-    titled(document, "Leasehold control plane")
-}
-
-fn operations(item: &mut PathItem) -> impl Iterator<Item = &mut Operation> {
-    [
-        &mut item.get,
-        &mut item.post,
-        &mut item.put,
-        &mut item.delete,
-        &mut item.patch,
-    ]
-    .into_iter()
-    .flatten()
-}
-
-/// Adds the answers that no handler needs to name.
-fn with_common_answers(document: &mut OpenApi) {
-    for (path, item) in &mut document.paths.paths {
-        if APART.contains(&path.as_str()) {
-            continue;
-        }
-        for operation in operations(item) {
-            let with_body = operation.request_body.is_some();
-            let more = WITH_BODY.iter().filter(|_| with_body);
-            for (status, description) in ANYWHERE.iter().chain(more) {
-                let answers = &mut operation.responses.responses;
-                answers.entry((*status).to_owned()).or_insert_with(|| {
-                    ResponseBuilder::new()
-                        .description(*description)
-                        .build()
-                        .into()
-                });
-            }
-        }
-    }
-}
-
-fn titled(mut document: OpenApi, title: &str) -> OpenApi {
-    with_common_answers(&mut document);
-    let info = InfoBuilder::new()
-        .title(title)
-        .version(env!("CARGO_PKG_VERSION"))
-        .license(Some(
-            utoipa::openapi::LicenseBuilder::new()
-                .name("Apache-2.0")
-                .identifier(Some("Apache-2.0"))
-                .build(),
-        ))
-        .build();
-    OpenApiBuilder::from(document).info(info).build()
+    document
 }
 
 /// All routes that are served.
 pub fn routes() -> RouteTable {
     RouteTable::of(&worker_plane()).and(RouteTable::of(&control_plane()))
+}
+
+/// Writes all documents, to be served.
+///
+/// # Errors
+/// The parts do not fit together, which is a defect.
+pub fn write(advertised: &Advertised) -> Result<Vec<Written>, String> {
+    let written = Plane::ALL.into_iter().map(|plane| {
+        let document = plane.document(advertised)?;
+        Ok(Written {
+            name: plane.name(),
+            json: document.json()?,
+            yaml: document.yaml()?,
+        })
+    });
+    written.collect()
 }

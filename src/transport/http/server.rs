@@ -8,13 +8,13 @@ use actix_web::body::MessageBody;
 use actix_web::dev::{Server, ServiceRequest, ServiceResponse};
 use actix_web::http::header::{HeaderName, HeaderValue};
 use actix_web::middleware::{Next, from_fn};
-use actix_web::web::Data;
+use actix_web::web::{self, Data};
 use actix_web::{App, HttpServer};
 use tracing::Instrument;
 use utoipa_actix_web::AppExt;
 
 use super::api::Api;
-use super::{control, info, native};
+use super::{control, docs, info, native};
 
 /// Header with the id of a request, taken over from the caller or made here.
 pub const REQUEST_ID: &str = "X-Request-Id";
@@ -40,8 +40,11 @@ pub fn serve(listener: TcpListener, api: Arc<Api>, threads: usize) -> std::io::R
             .service(native::routes())
             .service(control::routes())
             .service(info::metrics)
+            .service(docs::page)
+            .service(docs::asset)
             .split_for_parts();
-        app.wrap(from_fn(observe))
+        app.default_service(web::to(control::beside))
+            .wrap(from_fn(observe))
     })
     // A client that has gone must not be given a task: its handler is dropped at once.
     .h1_allow_half_closed(false)

@@ -21,7 +21,7 @@ async fn in_namespace(
 
 /// Rule: every object of another namespace answers exactly like one that does not exist.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_belongs_to_another_namespace_does_not_exist() {
+async fn fc_22_what_belongs_to_another_namespace_does_not_exist() {
     let server = TestServer::start().await;
     server
         .db

@@ -58,7 +58,7 @@ async fn an_accepted_signal_is_receipted() {
 /// Rule: a signal that comes while a task is ready or leased is held, and recorded in the order of
 /// arrival after that task's own events; between tasks it is recorded at once.
 #[tokio::test(flavor = "multi_thread")]
-async fn signals_are_recorded_at_task_boundaries() {
+async fn fc_25_signals_are_recorded_at_task_boundaries() {
     let server = TestServer::start().await;
     let client = &server.client;
     client.register("w", "q", &["flow"], &["act"]).await;
@@ -104,7 +104,7 @@ async fn signals_are_recorded_at_task_boundaries() {
 /// Rule: signals that wait when a workflow ends are recorded before its end; after the end they are
 /// refused.
 #[tokio::test(flavor = "multi_thread")]
-async fn held_signals_are_recorded_before_the_end() {
+async fn fc_25_held_signals_are_recorded_before_the_end() {
     let server = TestServer::start().await;
     let client = &server.client;
     let task = client.first_task().await;

@@ -361,7 +361,7 @@ async fn a_taken_id_is_refused_or_found() {
 
 /// Rule: of concurrent starts under one id exactly one starts a run, and all the others learn of it.
 #[tokio::test(flavor = "multi_thread")]
-async fn one_of_concurrent_starts_wins() {
+async fn fc_25_one_of_concurrent_starts_wins() {
     let server = TestServer::start().await;
     let client = &server.client;
     for (id, policy, other) in [("a", "use-existing", 200), ("b", "fail", 409)] {

@@ -283,7 +283,11 @@ async fn fields_belong_to_their_commands() {
             &["schedule_activity"],
         ),
         ("heartbeat_timeout", json!(1), &["schedule_activity"]),
-        ("worker_session", json!({}), &["schedule_activity"]),
+        (
+            "worker_session",
+            json!({"session_id": "s"}),
+            &["schedule_activity"],
+        ),
         ("execution_timeout_seconds", json!(1), &[]),
         ("run_timeout_seconds", json!(1), &[]),
         ("parent_close_policy", json!("abandon"), &[]),
@@ -320,7 +324,7 @@ async fn fields_belong_to_their_commands() {
             let with = merged(command.clone(), json!({field: value}));
             let path = format!("commands.0.{field}");
             let answer = client.complete(&task, json!([with, wrong])).await;
-            if field == "worker_session" || !owners.contains(&kind) {
+            if !owners.contains(&kind) {
                 answer.invalid(&[&path, "commands.1.type"]);
             } else {
                 answer.invalid(&["commands.1.type"]);

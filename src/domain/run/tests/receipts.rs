@@ -105,6 +105,7 @@ fn another_report_under_the_same_fence_is_refused() {
             report: other_body,
             commands: Vec::new(),
             streams: StreamReport::default(),
+            keep: None,
         },
         task.fail(TaskFailure::Other("late".into())),
         task.fail(TaskFailure::WaitingForHistory),

@@ -2,7 +2,8 @@
 
 use actix_web::body::BoxBody;
 use actix_web::http::StatusCode;
-use actix_web::http::header::{ALLOW, CONTENT_TYPE, RETRY_AFTER};
+use actix_web::http::header::{ALLOW, CONTENT_ENCODING, CONTENT_TYPE, RETRY_AFTER};
+use actix_web::web::Data;
 use actix_web::{HttpRequest, HttpResponse, Responder};
 use serde_json::{Map, Value, json};
 
@@ -10,6 +11,7 @@ use crate::engine::{Fault, NotFound, ReadError};
 use crate::protocol::reason::Reason;
 use crate::protocol::{CONTROL_PLANE_HEADER, CONTROL_PLANE_VERSION};
 
+use super::super::api::Api;
 use super::super::body::{ACCEPTED, BadBody};
 use super::super::identify::NotAdmitted;
 use super::super::problems::Problems;
@@ -112,7 +114,13 @@ impl Answer {
             }
             body.push_str(&format!("\"{key}\":{json}}}"));
         }
-        response.body(body)
+        let api = request.app_data::<Data<Api>>();
+        match api.and_then(|api| api.encode(request, body.as_bytes())) {
+            Some((encoded, coding)) => response
+                .insert_header((CONTENT_ENCODING, coding))
+                .body(encoded),
+            None => response.body(body),
+        }
     }
 }
 
@@ -215,6 +223,14 @@ impl From<ReadError> for Answer {
             ReadError::Fault(fault) => fault.into(),
         }
     }
+}
+
+/// Two objects as one.
+pub fn joined(mut fields: Value, more: Value) -> Value {
+    if let (Some(fields), Value::Object(more)) = (fields.as_object_mut(), more) {
+        fields.extend(more);
+    }
+    fields
 }
 
 /// What a handler of the control plane returns: an answer either way.

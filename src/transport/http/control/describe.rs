@@ -10,14 +10,16 @@ use serde_json::{Value, json};
 
 use crate::domain::ids::{Part, WorkflowId, part_id};
 use crate::domain::list::{After, Filter, RunRow};
+use crate::domain::rollout;
 use crate::domain::run::{Close, Held, RunState, Status};
 use crate::domain::time::Timestamp;
 use crate::engine::RunView;
 use crate::payload::Payload;
+use crate::protocol::reason::Reason;
 
 use super::super::fields;
 use super::super::problems::Problems;
-use super::answer::{Answer, Control};
+use super::answer::{Answer, Control, joined};
 use super::call::{Call, Nothing, OperatorOrAdmin};
 
 /// Largest payload that is shown decoded, in bytes.
@@ -37,15 +39,7 @@ pub async fn describe_workflow(
     path: Path<String>,
 ) -> Control {
     let workflow_id = WorkflowId::from(path.into_inner());
-    let view = call
-        .api
-        .engine
-        .describe(&call.namespace, &workflow_id, None)
-        .await;
-    Control(
-        view.map(|view| Answer::ok(describe(&view)))
-            .map_err(Answer::from),
-    )
+    Control(described(&call, &workflow_id, None).await)
 }
 
 /// Describes one run of a workflow.
@@ -59,15 +53,7 @@ pub async fn describe_workflow_run(
 ) -> Control {
     let (workflow_id, run) = path.into_inner();
     let workflow_id = WorkflowId::from(workflow_id);
-    let view = call
-        .api
-        .engine
-        .describe(&call.namespace, &workflow_id, Some(&run))
-        .await;
-    Control(
-        view.map(|view| Answer::ok(describe(&view)))
-            .map_err(Answer::from),
-    )
+    Control(described(&call, &workflow_id, Some(&run)).await)
 }
 
 fn shown(payload: Option<&Payload>) -> Value {
@@ -76,8 +62,66 @@ fn shown(payload: Option<&Payload>) -> Value {
         .unwrap_or(Value::Null)
 }
 
+/// Whether live workers may take a run, in a word.
+fn compatibility(unserved: Option<&'static str>) -> &'static str {
+    match unserved {
+        None => "compatible",
+        Some(_) => Reason::NoCompatibleWorker.as_str(),
+    }
+}
+
+/// Describes a run, with whether live workers may take it.
+async fn described(
+    call: &Call<OperatorOrAdmin, Nothing>,
+    workflow_id: &WorkflowId,
+    run: Option<&str>,
+) -> Result<Answer, Answer> {
+    let engine = &call.api.engine;
+    let view = engine.describe(&call.namespace, workflow_id, run).await?;
+    let begun = &view.state.begun;
+    let mut unserved = None;
+    if view.state.close.is_none() {
+        let (queue, kind) = (begun.queue.as_str(), &*begun.workflow_type);
+        let serving = engine.serving(&call.namespace, &[queue], &[kind]).await?;
+        unserved = rollout::unserved(&serving, queue, kind, begun.build_id.as_deref());
+    }
+    Ok(Answer::ok(describe(&view, unserved)))
+}
+
+/// Rows of a list of runs, with whether live workers may take them.
+async fn rows(
+    call: &Call<OperatorOrAdmin, Nothing>,
+    runs: &[RunRow],
+) -> Result<Vec<Value>, Answer> {
+    let open = || runs.iter().filter(|run| !run.status.is_terminal());
+    let mut queues: Vec<&str> = open().map(|run| run.queue.as_str()).collect();
+    let mut types: Vec<&str> = open().map(|run| run.workflow_type.as_str()).collect();
+    for names in [&mut queues, &mut types] {
+        names.sort_unstable();
+        names.dedup();
+    }
+    let serving = if queues.is_empty() {
+        Vec::new()
+    } else {
+        let engine = &call.api.engine;
+        engine.serving(&call.namespace, &queues, &types).await?
+    };
+    Ok(runs
+        .iter()
+        .map(|run| {
+            let unserved = if run.status.is_terminal() {
+                None
+            } else {
+                let pin = run.build_id.as_deref();
+                rollout::unserved(&serving, &run.queue, &run.workflow_type, pin)
+            };
+            row(call.namespace.as_str(), run, unserved)
+        })
+        .collect())
+}
+
 /// A run as it is described.
-fn describe(view: &RunView) -> Value {
+fn describe(view: &RunView, unserved: Option<&'static str>) -> Value {
     let state = &*view.state;
     let begun = &state.begun;
     let close = state.close.as_deref();
@@ -117,9 +161,9 @@ fn describe(view: &RunView) -> Value {
         "memo": state.memo.shown,
         "search_attributes": state.attributes.shown,
         "compatibility": begun.build_id,
-        "compatibility_status": "compatible",
-        "compatibility_supported_in_fleet": true,
-        "compatibility_fleet_reason": null,
+        "compatibility_status": compatibility(unserved),
+        "compatibility_supported_in_fleet": unserved.is_none(),
+        "compatibility_fleet_reason": unserved,
         "priority": begun.priority,
         "fairness_key": begun.fairness_key,
         "fairness_weight": begun.fairness_weight,
@@ -151,9 +195,7 @@ fn describe(view: &RunView) -> Value {
         })),
         "failures": [],
     });
-    if let (Some(fields), Value::Object(more)) = (fields.as_object_mut(), more) {
-        fields.extend(more);
-    }
+    fields = joined(fields, more);
     if let Some(close) = close {
         failure(state, close, &mut fields);
     }
@@ -296,7 +338,7 @@ fn failure(state: &RunState, close: &Close, fields: &mut Value) {
 }
 
 /// A run as lists show it.
-fn row(namespace: &str, run: &RunRow) -> Value {
+fn row(namespace: &str, run: &RunRow, unserved: Option<&'static str>) -> Value {
     let json = |text: &str| serde_json::from_str::<Value>(text).unwrap_or_else(|_| json!({}));
     json!({
         "workflow_id": run.workflow_id.as_str(),
@@ -312,9 +354,9 @@ fn row(namespace: &str, run: &RunRow) -> Value {
         "run_number": run.run_number,
         "is_current_run": run.is_current,
         "compatibility": run.build_id,
-        "compatibility_status": "compatible",
-        "compatibility_supported_in_fleet": true,
-        "compatibility_fleet_reason": null,
+        "compatibility_status": compatibility(unserved),
+        "compatibility_supported_in_fleet": unserved.is_none(),
+        "compatibility_fleet_reason": unserved,
         "started_at": run.started_at,
         "closed_at": run.closed_at,
         "memo": json(&run.memo),
@@ -332,21 +374,21 @@ pub async fn list_workflow_runs(
     path: Path<String>,
 ) -> Control {
     let workflow_id = WorkflowId::from(path.into_inner());
-    let runs = call.api.engine.runs_of(&call.namespace, &workflow_id).await;
-    Control(match runs {
-        Ok(runs) => {
-            let rows: Vec<Value> = runs
-                .iter()
-                .map(|run| row(call.namespace.as_str(), run))
-                .collect();
-            Ok(Answer::ok(json!({
-                "workflow_id": workflow_id.as_str(),
-                "run_count": rows.len(),
-                "runs": rows,
-            })))
-        }
-        Err(error) => Err(error.into()),
-    })
+    Control(runs_of(&call, &workflow_id).await)
+}
+
+async fn runs_of(
+    call: &Call<OperatorOrAdmin, Nothing>,
+    workflow_id: &WorkflowId,
+) -> Result<Answer, Answer> {
+    let engine = &call.api.engine;
+    let runs = engine.runs_of(&call.namespace, workflow_id).await?;
+    let rows = rows(call, &runs).await?;
+    Ok(Answer::ok(json!({
+        "workflow_id": workflow_id.as_str(),
+        "run_count": rows.len(),
+        "runs": rows,
+    })))
 }
 
 /// Lists the runs of a namespace, the youngest first.
@@ -428,10 +470,7 @@ async fn list(call: Call<OperatorOrAdmin, Nothing>) -> Result<Answer, Answer> {
             filter: digest.0,
         })
     });
-    let rows: Vec<Value> = runs
-        .iter()
-        .map(|run| row(call.namespace.as_str(), run))
-        .collect();
+    let rows = rows(&call, &runs).await?;
     Ok(Answer::ok(json!({
         "workflow_count": rows.len(),
         "workflows": rows,

@@ -1,4 +1,4 @@
-//! Workers and task queues, as operators see them.
+//! Workers, as operators see them.
 
 use actix_web::http::StatusCode;
 use actix_web::web::Path;
@@ -6,15 +6,14 @@ use actix_web::{delete, get};
 use serde_json::{Value, json};
 
 use crate::domain::ids::{TaskQueue, WorkerId};
-use crate::domain::list::{Backlog, QueueRow};
-use crate::domain::worker::{Registration, WorkerStatus};
+use crate::domain::worker::Registration;
 use crate::protocol::reason::Reason;
 
 use super::answer::{Answer, Control};
 use super::call::{AdminOnly, Call, Nothing, OperatorOrAdmin};
 
 /// Workers that a list shows.
-const WORKERS_SHOWN: i64 = 10_000;
+pub const WORKERS_SHOWN: i64 = 10_000;
 
 fn status(call: &Call<OperatorOrAdmin, Nothing>, worker: &Registration) -> &'static str {
     if call.api.engine.is_stale(worker) {
@@ -24,7 +23,8 @@ fn status(call: &Call<OperatorOrAdmin, Nothing>, worker: &Registration) -> &'sta
     }
 }
 
-fn view(call: &Call<OperatorOrAdmin, Nothing>, worker: &Registration) -> Value {
+/// A worker as it is shown.
+pub fn view(call: &Call<OperatorOrAdmin, Nothing>, worker: &Registration) -> Value {
     let said = &worker.description;
     let queues: Vec<&str> = said.queues.iter().map(TaskQueue::as_str).collect();
     // No worker has more free slots than it has slots.
@@ -152,147 +152,4 @@ pub async fn delete_worker(call: Call<AdminOnly, Nothing>, path: Path<String>) -
         Ok(None) => Err(no_such_worker(&worker_id)),
         Err(fault) => Err(fault.into()),
     })
-}
-
-fn stats(row: &QueueRow) -> Value {
-    let counts = |backlog: &Backlog| {
-        json!({
-            "ready_count": backlog.ready,
-            "leased_count": backlog.leased,
-            "oldest_ready_age_seconds": backlog.age_seconds,
-        })
-    };
-    json!({
-        "approximate_backlog_count": row.workflow.ready + row.activity.ready,
-        "approximate_backlog_age_seconds": row.workflow.age_seconds.max(row.activity.age_seconds),
-        "workflow_tasks": counts(&row.workflow),
-        "activity_tasks": counts(&row.activity),
-    })
-}
-
-/// What a queue takes in now, given the workers that serve it.
-fn admission(row: &QueueRow, workers: &[&Registration]) -> Value {
-    let kind = |backlog: &Backlog, slots: u64| {
-        let status = if workers.is_empty() {
-            "no_active_workers"
-        } else if slots == 0 {
-            "no_slots"
-        } else if backlog.leased >= slots {
-            "saturated"
-        } else {
-            "accepting"
-        };
-        json!({
-            "status": status,
-            "budget_source": "worker_registrations",
-            "server_budget_source": null,
-            "active_worker_count": workers.len(),
-            "configured_slot_count": slots,
-            "leased_count": backlog.leased,
-            "ready_count": backlog.ready,
-            "available_slot_count": slots.saturating_sub(backlog.leased),
-        })
-    };
-    let workflow: u64 = workers
-        .iter()
-        .map(|worker| u64::from(worker.description.max_workflow_tasks))
-        .sum();
-    let activity: u64 = workers
-        .iter()
-        .map(|worker| u64::from(worker.description.max_activity_tasks))
-        .sum();
-    json!({
-        "workflow_tasks": kind(&row.workflow, workflow),
-        "activity_tasks": kind(&row.activity, activity),
-        "query_tasks": {"status": "unavailable", "budget_source": null},
-    })
-}
-
-fn queue_view(namespace: &str, name: &str, row: &QueueRow, workers: &[&Registration]) -> Value {
-    json!({
-        "name": name,
-        "namespace": namespace,
-        "stats": stats(row),
-        "admission": admission(row, workers),
-    })
-}
-
-/// Lists the queues that have tasks or workers.
-#[utoipa::path(tag = "task-queues", operation_id = "listTaskQueues", responses((status = 200, description = "The queues.")))]
-#[get("/task-queues")]
-pub async fn list_task_queues(call: Call<OperatorOrAdmin, Nothing>) -> Control {
-    Control(queues(call).await)
-}
-
-async fn queues(call: Call<OperatorOrAdmin, Nothing>) -> Result<Answer, Answer> {
-    let engine = &call.api.engine;
-    let rows = engine.queues(&call.namespace, None).await?;
-    let workers = engine
-        .list_workers(&call.namespace, None, WORKERS_SHOWN)
-        .await?;
-    let live: Vec<&Registration> = workers
-        .iter()
-        .filter(|worker| !engine.is_stale(worker) && worker.status == WorkerStatus::Active)
-        .collect();
-    let mut names: Vec<String> = rows.iter().map(|row| row.queue.clone()).collect();
-    names.extend(
-        live.iter()
-            .flat_map(|worker| worker.description.queues.iter().map(ToString::to_string)),
-    );
-    names.sort_unstable();
-    names.dedup();
-    let none = QueueRow::default();
-    let shown: Vec<Value> = names
-        .iter()
-        .map(|name| {
-            let row = rows.iter().find(|row| row.queue == *name).unwrap_or(&none);
-            let serving: Vec<&Registration> = live
-                .iter()
-                .filter(|worker| {
-                    worker
-                        .description
-                        .queues
-                        .iter()
-                        .any(|queue| queue.as_str() == name)
-                })
-                .copied()
-                .collect();
-            queue_view(call.namespace.as_str(), name, row, &serving)
-        })
-        .collect();
-    Ok(Answer::ok(json!({
-        "namespace": call.namespace.as_str(),
-        "task_queues": shown,
-    })))
-}
-
-/// Describes a queue, with the workers that serve it.
-#[utoipa::path(tag = "task-queues", operation_id = "describeTaskQueue",
-    params(("taskQueue" = String, Path, description = "The queue.")),
-    responses((status = 200, description = "The queue, with zeros if nobody has used it.")))]
-#[get("/task-queues/{taskQueue}")]
-pub async fn describe_task_queue(
-    call: Call<OperatorOrAdmin, Nothing>,
-    path: Path<String>,
-) -> Control {
-    Control(queue(call, path.into_inner()).await)
-}
-
-async fn queue(call: Call<OperatorOrAdmin, Nothing>, name: String) -> Result<Answer, Answer> {
-    let engine = &call.api.engine;
-    let key = TaskQueue::from(name.as_str());
-    let rows = engine.queues(&call.namespace, Some(&key)).await?;
-    let row = rows.into_iter().next().unwrap_or_default();
-    let workers = engine
-        .list_workers(&call.namespace, Some(&key), WORKERS_SHOWN)
-        .await?;
-    let live: Vec<&Registration> = workers
-        .iter()
-        .filter(|worker| !engine.is_stale(worker) && worker.status == WorkerStatus::Active)
-        .collect();
-    let mut fields = queue_view(call.namespace.as_str(), &name, &row, &live);
-    fields["pollers"] = workers.iter().map(|worker| view(&call, worker)).collect();
-    fields["current_leases"] = json!([]);
-    fields["repair"] = json!({"existing_task_candidates": 0, "missing_task_candidates": 0});
-    Ok(Answer::ok(fields))
 }

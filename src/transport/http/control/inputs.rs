@@ -41,7 +41,7 @@ pub const MAX_SHOWN_RESULT: usize = 256 * 1024;
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 pub struct SignalRequestBody {
     /// Arguments: a plain list, or an envelope.
-    #[schema(value_type = Option<Object>)]
+    #[schema(value_type = Option<serde_json::Value>)]
     input: Option<Box<RawValue>>,
     /// The caller's key; a repeat under it has no further effect.
     request_id: Option<String>,
@@ -137,7 +137,7 @@ async fn signal(
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 pub struct UpdateRequestBody {
     /// Arguments: a plain list, or an envelope.
-    #[schema(value_type = Option<Object>)]
+    #[schema(value_type = Option<serde_json::Value>)]
     input: Option<Box<RawValue>>,
     /// `accepted` answers at once, `completed` waits for the handler.
     wait_for: Option<String>,
@@ -146,7 +146,7 @@ pub struct UpdateRequestBody {
     /// The caller's key; a repeat under it asks after the same update.
     request_id: Option<String>,
     /// The old name of `wait_for`.
-    #[schema(value_type = Option<Object>)]
+    #[schema(value_type = Option<serde_json::Value>)]
     wait_policy: Option<Value>,
     /// Only look what would happen; not served yet, and never taken for the update itself.
     dry_run: Option<bool>,

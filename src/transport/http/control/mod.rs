@@ -11,8 +11,11 @@ mod history;
 mod inputs;
 mod operation;
 mod queries;
+mod rollouts;
+mod sessions;
 mod start;
 mod streams;
+mod task_queues;
 
 use actix_web::http::StatusCode;
 use actix_web::web::{Data, Payload};
@@ -22,7 +25,7 @@ use utoipa_actix_web::scope;
 use crate::protocol::reason::Reason;
 
 use super::api::Api;
-use super::{body, info};
+use super::{body, docs, info};
 use answer::{Answer, Control};
 use call::{Allowed, OperatorOrAdmin, preamble};
 
@@ -43,6 +46,7 @@ pub fn routes() -> scope::Scope<
         .service(info::health)
         .service(info::ready)
         .service(info::cluster_info)
+        .service(docs::get_document)
         .service(start::start_workflow)
         .service(describe::list_workflows)
         .service(history::get_workflow_history)
@@ -71,17 +75,32 @@ pub fn routes() -> scope::Scope<
         .service(fleet::list_workers)
         .service(fleet::describe_worker)
         .service(fleet::delete_worker)
-        .service(fleet::list_task_queues)
-        .service(fleet::describe_task_queue)
+        .service(sessions::list_worker_sessions)
+        .service(sessions::get_worker_session)
+        .service(task_queues::list_task_queues)
+        .service(rollouts::list_build_ids)
+        .service(rollouts::drain_build_id)
+        .service(rollouts::resume_build_id)
+        .service(rollouts::promote_build_id)
+        .service(task_queues::describe_task_queue)
+        .service(rollouts::list_deployments)
+        .service(rollouts::promote_deployment)
+        .service(rollouts::drain_deployment)
+        .service(rollouts::resume_deployment)
+        .service(rollouts::rollback_deployment)
+        .service(rollouts::describe_deployment)
         .map(|scope| scope.default_service(web::to(no_such_route)))
 }
 
 /// A path or method that is not served: the checks of every request, then 404 or 405.
 async fn no_such_route(request: HttpRequest, api: Data<Api>, mut payload: Payload) -> Control {
+    let methods = api.routes.methods(request.path());
+    if !methods.is_empty() && is_open(request.path()) {
+        return Control(Err(method_not_allowed(&methods)));
+    }
     let refused = async {
         body::read(&request, &mut payload, api.settings.http.max_body_bytes).await?;
         preamble(&api, &request, OperatorOrAdmin::ROLES).await?;
-        let methods = api.routes.methods(request.path());
         Ok::<Answer, Answer>(if methods.is_empty() {
             Answer::refuse(
                 StatusCode::NOT_FOUND,
@@ -89,13 +108,37 @@ async fn no_such_route(request: HttpRequest, api: Data<Api>, mut payload: Payloa
                 "There is no such route.",
             )
         } else {
-            Answer::refuse(
-                StatusCode::METHOD_NOT_ALLOWED,
-                Reason::MethodNotAllowed,
-                format!("This path takes {}.", methods.join(", ")),
-            )
-            .allow(&methods)
+            method_not_allowed(&methods)
         })
     };
     Control(refused.await)
+}
+
+/// A path whose requests need not name the version of this plane; so neither need wrong ones.
+fn is_open(path: &str) -> bool {
+    ["/api/health", "/api/ready", "/api/cluster/info"].contains(&path)
+        || path.starts_with("/api/openapi/")
+}
+
+fn method_not_allowed(methods: &[&str]) -> Answer {
+    Answer::refuse(
+        StatusCode::METHOD_NOT_ALLOWED,
+        Reason::MethodNotAllowed,
+        format!("This path takes {}.", methods.join(", ")),
+    )
+    .allow(methods)
+}
+
+/// A request beside all planes: the wrong method for what is there, or nothing.
+pub async fn beside(request: HttpRequest, api: Data<Api>) -> Control {
+    let methods = api.routes.methods(request.path());
+    Control(Err(if methods.is_empty() {
+        Answer::refuse(
+            StatusCode::NOT_FOUND,
+            Reason::NotFound,
+            "There is no such route.",
+        )
+    } else {
+        method_not_allowed(&methods)
+    }))
 }

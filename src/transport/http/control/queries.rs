@@ -26,7 +26,7 @@ use super::start::input;
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 pub struct QueryRequestBody {
     /// Arguments: a plain list, or an envelope.
-    #[schema(value_type = Option<Object>)]
+    #[schema(value_type = Option<serde_json::Value>)]
     input: Option<Box<RawValue>>,
 }
 

@@ -10,6 +10,7 @@ use serde_json::{Map, Value, json};
 
 use crate::domain::event::Json;
 use crate::domain::ids::{RunId, TaskQueue, WorkflowId};
+use crate::domain::rollout::StartRefused;
 use crate::domain::run::{RunState, StartRequest};
 use crate::engine::StartError;
 use crate::payload::{Codec, Payload};
@@ -43,7 +44,7 @@ pub struct StartWorkflowRequest {
     /// Queue of its workflow tasks.
     task_queue: Option<String>,
     /// Arguments: a plain list, or an envelope.
-    #[schema(value_type = Option<Object>)]
+    #[schema(value_type = Option<serde_json::Value>)]
     input: Option<Box<RawValue>>,
     /// `avro`
     payload_codec: Option<String>,
@@ -88,7 +89,7 @@ pub struct StartWorkflowRequest {
 /// Starts a workflow.
 #[utoipa::path(tag = "workflows", operation_id = "startWorkflow", request_body = StartWorkflowRequest,
     responses((status = 201, description = "Started."), (status = 200, description = "The open run that was already there."),
-        (status = 409, description = "The workflow id is taken."), (status = 422, description = "Fields.")))]
+        (status = 409, description = "The workflow id is taken, or no worker may take the run."), (status = 422, description = "Fields.")))]
 #[post("/workflows")]
 pub async fn start_workflow(call: Call<OperatorOrAdmin, StartWorkflowRequest>) -> Control {
     Control(start(call).await)
@@ -129,10 +130,51 @@ async fn start(call: Call<OperatorOrAdmin, StartWorkflowRequest>) -> Result<Answ
         .with("workflow_id", workflow_id.as_str())
         .with("workflow_type", &*workflow_type)
         .with("outcome", "rejected_duplicate")),
+        Err(StartError::NotRouted(refused)) => Err(not_routed(&call, &refused)
+            .with("workflow_id", workflow_id.as_str())
+            .with("workflow_type", &*workflow_type)),
         Err(StartError::Fault(fault)) => Err(Answer::from(fault)
             .with("workflow_id", workflow_id.as_str())
             .with("workflow_type", &*workflow_type)),
     }
+}
+
+/// No worker may take the run: its type has only draining workers, or the build that it names drains.
+fn not_routed(
+    call: &Call<OperatorOrAdmin, StartWorkflowRequest>,
+    refused: &StartRefused,
+) -> Answer {
+    let (reason, sentence) = if refused.is_pinned {
+        (
+            Reason::CompatibilityBlocked,
+            "The named build drains and takes no new workflows.",
+        )
+    } else {
+        (
+            Reason::TaskQueueDraining,
+            "All workers of this type on this queue are draining.",
+        )
+    };
+    let counts = refused.counts;
+    Answer::refuse(StatusCode::CONFLICT, reason, sentence)
+        .with("run_id", Value::Null)
+        .with("namespace", call.namespace.as_str())
+        .with(
+            "task_queue",
+            call.body.task_queue.as_deref().unwrap_or("default"),
+        )
+        .with("business_key", call.body.business_key.clone())
+        .with("payload_codec", "avro")
+        .with("outcome", format!("rejected_{reason}"))
+        .with("command_status", "rejected")
+        .with("command_source", "control_plane")
+        .with("rejection_reason", reason.as_str())
+        .with("routing_status", counts.standing().as_str())
+        .with("active_worker_count", counts.active)
+        .with("draining_worker_count", counts.draining)
+        .with("stale_worker_count", counts.stale)
+        .with("draining_build_ids", json!(refused.draining))
+        .with("drain_intent", "draining")
 }
 
 fn body(state: &RunState, outcome: &str, command_status: &str, reason: Option<Reason>) -> Value {

@@ -34,7 +34,7 @@ pub struct MessageBody {
     /// The caller's name for the message; sent again it has no further effect.
     message_id: Option<String>,
     /// Its content: a plain list, or an envelope.
-    #[schema(value_type = Option<Object>)]
+    #[schema(value_type = Option<serde_json::Value>)]
     input: Option<Box<RawValue>>,
     /// The caller's key, for its own records.
     request_id: Option<String>,

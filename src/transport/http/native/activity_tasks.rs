@@ -20,6 +20,7 @@ use super::answer::{Answer, Failure, Native};
 use super::call::{Call, WorkerOnly};
 use super::leases::{self, Named};
 use super::polls::{self, PollBody};
+use super::sessions;
 
 type Raw = Option<Box<RawValue>>;
 
@@ -48,7 +49,7 @@ pub struct ActivityTaskHeartbeatRequest {
     /// The attempt.
     activity_attempt_id: Option<String>,
     /// How far the activity is: any JSON.
-    #[schema(value_type = Option<Object>)]
+    #[schema(value_type = Option<serde_json::Value>)]
     progress: Raw,
     /// How far the activity is, in words.
     message: Option<String>,
@@ -59,7 +60,7 @@ pub struct ActivityTaskHeartbeatRequest {
     /// What is counted.
     unit: Option<String>,
     /// Anything else.
-    #[schema(value_type = Option<Object>)]
+    #[schema(value_type = Option<serde_json::Value>)]
     details: Raw,
 }
 
@@ -108,7 +109,7 @@ async fn heartbeat(
         .to_string()
     };
     Answer::of(&match heard {
-        Heartbeat::Recorded(renewed) => json!({
+        Heartbeat::Recorded(renewed, session) => json!({
             "task_id": task,
             "activity_attempt_id": attempt_id(renewed.attempt),
             "lease_owner": holder.owner.as_str(),
@@ -120,7 +121,7 @@ async fn heartbeat(
             "last_heartbeat_at": renewed.at,
             "run_closed_reason": null,
             "run_closed_at": null,
-            "worker_session": null,
+            "worker_session": session.map(|beat| sessions::affinity(&beat.asked, &beat.session)),
         }),
         Heartbeat::Stop {
             reason,
@@ -204,7 +205,7 @@ pub struct ActivityTaskCompleteRequest {
     /// The attempt.
     activity_attempt_id: Option<String>,
     /// What the activity returned: an envelope, or plain JSON.
-    #[schema(value_type = Option<Object>)]
+    #[schema(value_type = Option<serde_json::Value>)]
     result: Raw,
 }
 
@@ -346,7 +347,7 @@ pub struct ActivityFailureBody {
     )]
     stack_trace: Option<String>,
     non_retryable: Option<bool>,
-    #[schema(value_type = Option<Object>)]
+    #[schema(value_type = Option<serde_json::Value>)]
     details: Raw,
 }
 

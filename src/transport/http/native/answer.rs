@@ -5,7 +5,7 @@ use std::task::{Context, Poll};
 
 use actix_web::body::{BodySize, BoxBody, MessageBody};
 use actix_web::http::StatusCode;
-use actix_web::http::header::{ALLOW, CONTENT_TYPE, RETRY_AFTER};
+use actix_web::http::header::{ALLOW, CONTENT_ENCODING, CONTENT_TYPE, RETRY_AFTER};
 use actix_web::web::{Bytes, Data};
 use actix_web::{HttpRequest, HttpResponse, Responder};
 use serde::Serialize;
@@ -23,6 +23,7 @@ use super::super::problems::Problems;
 #[derive(Debug)]
 pub struct Answer {
     fields: Vec<u8>,
+    status: StatusCode,
     grant: Option<Box<Grant>>,
 }
 
@@ -36,18 +37,22 @@ impl Answer {
             tracing::error!(error = %error, "an answer cannot be written as JSON");
             Failure::from(Fault::Bug)
         })?;
-        Ok(Self {
-            fields,
-            grant: None,
-        })
+        Ok(Self::raw(fields))
     }
 
     /// An answer whose fields are one JSON object already.
     pub fn raw(fields: Vec<u8>) -> Self {
         Self {
             fields,
+            status: StatusCode::OK,
             grant: None,
         }
+    }
+
+    /// With another status than 200.
+    pub fn status(mut self, status: StatusCode) -> Self {
+        self.status = status;
+        self
     }
 
     /// The task in this answer is given back if the answer is not taken.
@@ -86,6 +91,11 @@ impl Failure {
     pub fn reason(&self) -> String {
         let reason = self.fields.get("reason").and_then(Value::as_str);
         reason.unwrap_or_default().to_owned()
+    }
+
+    /// Whether it is one with the state of things, and not with the request as such.
+    pub fn is_conflict(&self) -> bool {
+        self.status == StatusCode::CONFLICT
     }
 
     /// Adds a field.
@@ -186,9 +196,17 @@ impl Responder for Native {
         };
         match self.0 {
             Err(failure) => failure.into_response(api),
-            Ok(Answer { fields, grant }) => {
-                let mut response = builder(api, StatusCode::OK);
-                let body = envelope(api, &fields);
+            Ok(Answer {
+                fields,
+                status,
+                grant,
+            }) => {
+                let mut response = builder(api, status);
+                let mut body = envelope(api, &fields);
+                if let Some((encoded, coding)) = api.encode(request, &body) {
+                    response.insert_header((CONTENT_ENCODING, coding));
+                    body = encoded;
+                }
                 match grant {
                     None => response.body(body),
                     Some(grant) => response.body(Carrier::new(body, grant)),

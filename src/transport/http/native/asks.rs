@@ -159,10 +159,10 @@ pub struct QueryTaskCompleteRequest {
     /// The hand-out.
     query_task_attempt: Option<Int>,
     /// The result as plain JSON.
-    #[schema(value_type = Option<Object>)]
+    #[schema(value_type = Option<serde_json::Value>)]
     result: Option<Box<RawValue>>,
     /// The result as the SDK encoded it.
-    #[schema(value_type = Option<Object>)]
+    #[schema(value_type = Option<serde_json::Value>)]
     result_envelope: Option<Box<RawValue>>,
 }
 
@@ -231,6 +231,12 @@ pub struct AskFailureBody {
 /// `TaskFailureRequest` of a query or validation task
 #[derive(Debug, Default, Deserialize, utoipa::ToSchema)]
 pub struct AskFailureRequest {
+    /// Part of the contract; the reason of a failure says more.
+    #[allow(dead_code, reason = "part of the contract, without effect here")]
+    exception_type: Option<String>,
+    /// Part of the contract; whoever asked may ask again.
+    #[allow(dead_code, reason = "part of the contract, without effect here")]
+    non_retryable: Option<bool>,
     /// The holder.
     worker_id: Option<String>,
     /// The holder, the SDKs' spelling.

@@ -37,22 +37,22 @@ pub struct CommandRequest {
     kind: Option<String>,
     activity_type: Option<String>,
     workflow_type: Option<String>,
-    #[schema(value_type = Option<Object>)]
+    #[schema(value_type = Option<serde_json::Value>)]
     arguments: Raw,
-    #[schema(value_type = Option<Object>)]
+    #[schema(value_type = Option<serde_json::Value>)]
     input: Raw,
-    #[schema(value_type = Option<Object>)]
+    #[schema(value_type = Option<serde_json::Value>)]
     result: Raw,
     payload_codec: Option<String>,
     queue: Option<String>,
     task_queue: Option<String>,
-    #[schema(value_type = Option<Object>)]
+    #[schema(value_type = Option<serde_json::Value>)]
     retry_policy: Raw,
     start_to_close_timeout: Option<i64>,
     schedule_to_start_timeout: Option<i64>,
     schedule_to_close_timeout: Option<i64>,
     heartbeat_timeout: Option<i64>,
-    #[schema(value_type = Option<Object>)]
+    #[schema(value_type = Option<serde_json::Value>)]
     worker_session: Raw,
     delay_seconds: Option<i64>,
     timeout_seconds: Option<i64>,
@@ -67,7 +67,7 @@ pub struct CommandRequest {
     message: Option<String>,
     exception_type: Option<String>,
     exception_class: Option<String>,
-    #[schema(value_type = Option<Object>)]
+    #[schema(value_type = Option<serde_json::Value>)]
     exception: Raw,
     non_retryable: Option<bool>,
     failed_step_sequence: Option<i64>,
@@ -80,19 +80,19 @@ pub struct CommandRequest {
     #[schema(value_type = Option<String>)]
     condition_wait_occurrence_id: Option<Option<String>>,
     signal_name: Option<String>,
-    #[schema(value_type = Option<Object>)]
+    #[schema(value_type = Option<serde_json::Value>)]
     attributes: Raw,
-    #[schema(value_type = Option<Object>)]
+    #[schema(value_type = Option<serde_json::Value>)]
     attribute_types: Raw,
-    #[schema(value_type = Option<Object>)]
+    #[schema(value_type = Option<serde_json::Value>)]
     entries: Raw,
     outcome: Option<String>,
     execution_mode: Option<String>,
     timeout_kind: Option<String>,
-    #[schema(value_type = Option<Object>)]
+    #[schema(value_type = Option<serde_json::Value>)]
     attempts: Raw,
     selection_group_id: Option<String>,
-    #[schema(value_type = Option<Object>)]
+    #[schema(value_type = Option<serde_json::Value>)]
     member_key: Option<serde_json::Value>,
     member_index: Option<Int>,
     member_base_sequence: Option<Int>,
@@ -106,14 +106,14 @@ pub struct CommandRequest {
     parallel_group_index: Option<i64>,
     parallel_group_mode: Option<String>,
     parallel_group_path: Option<Vec<group::PathEntryRequest>>,
-    #[schema(value_type = Option<Object>)]
+    #[schema(value_type = Option<serde_json::Value>)]
     selection_member_key: Option<serde_json::Value>,
     selection_member_index: Option<i64>,
     selection_member_base_sequence: Option<i64>,
     selection_member_size: Option<i64>,
     selection_member_kind: Option<String>,
     cancellation_scope_id: Option<String>,
-    #[schema(value_type = Option<Object>)]
+    #[schema(value_type = Option<serde_json::Value>)]
     workflow_stream: Raw,
 }
 
@@ -243,12 +243,7 @@ impl Reader<'_> {
     fn schedule_activity(&mut self, command: CommandRequest) -> Option<ScheduleActivity> {
         self.name("activity_type", command.activity_type.as_deref());
         let policy = self.policy(&command);
-        if command.worker_session.is_some() {
-            self.add(
-                "worker_session",
-                "worker sessions are not supported by this server",
-            );
-        }
+        let session = self.worker_session(&command);
         let cancellation = self.cancellation_policy(&command);
         if cancellation == Some(CancellationPolicy::Abandon)
             && command.schedule_to_close_timeout.is_none()
@@ -267,6 +262,7 @@ impl Reader<'_> {
             queue,
             policy,
             cancellation,
+            session,
             path: group,
         })
     }

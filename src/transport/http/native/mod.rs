@@ -8,6 +8,9 @@ mod cancellations;
 mod commands;
 mod leases;
 mod polls;
+mod registrations;
+mod sessions;
+mod sticky;
 mod streams;
 mod tasks;
 mod workers;
@@ -23,6 +26,8 @@ use crate::protocol::reason::Reason;
 use super::api::Api;
 use super::body;
 pub use cancellations::request_object as cancellation_request;
+pub use commands::{CommandRequest, read as read_commands};
+pub use sessions::snapshot as session_snapshot;
 pub use tasks::{page_token, read_page_token};
 
 use answer::{Failure, Native};
@@ -44,7 +49,11 @@ pub fn routes() -> scope::Scope<
     scope::scope(PREFIX)
         .service(workers::register_worker)
         .service(workers::heartbeat_worker)
-        .service(workers::deregister_worker)
+        .service(registrations::deregister_worker)
+        .service(registrations::deregister_registration)
+        .service(sessions::create_worker_session)
+        .service(sessions::heartbeat_worker_session)
+        .service(sessions::close_worker_session)
         .service(workflow_tasks::poll_workflow_task)
         .service(workflow_tasks::get_workflow_task_history_page)
         .service(workflow_tasks::heartbeat_workflow_task)

@@ -11,10 +11,11 @@ use crate::config::MAX_POLL_SECONDS;
 use crate::domain::features;
 use crate::domain::ids::{TaskQueue, WorkerId};
 use crate::domain::routing::TaskKind;
-use crate::engine::{PollRefused, PollRequest, Polled};
+use crate::engine::{Nothing, PollRefused, PollRequest, Polled};
 use crate::protocol::feature::{Feature, Negotiated};
 use crate::protocol::reason::Reason;
 
+use super::super::compression::HistoryEncoding;
 use super::super::fields::Int;
 use super::super::problems::Problems;
 use super::answer::{Answer, Failure};
@@ -46,13 +47,17 @@ pub struct PollBody {
     /// Events of the first page.
     history_page_size: Option<Int>,
     /// Encodings of history that the worker reads.
-    #[allow(dead_code, reason = "part of the contract; history is served as it is")]
     accept_history_encoding: Option<String>,
     /// Kinds of task that the worker takes.
     task_kinds: Option<Vec<String>>,
 }
 
 impl PollBody {
+    /// The form in which the worker takes history.
+    pub fn history_encoding(&self) -> Option<HistoryEncoding> {
+        HistoryEncoding::accepted(self.accept_history_encoding.as_deref()?)
+    }
+
     /// Events of the first page, within the server's bounds.
     pub fn page_size(&self, call: &Call<WorkerOnly, Self>) -> u64 {
         let history = &call.api.settings.history;
@@ -126,6 +131,7 @@ impl PollBody {
             poll_request_id: text(&self.poll_request_id),
             wait,
             knows: knows(&call.version),
+            announces_sessions: call.version.allows(Feature::PortableWorkerSessions),
         })
     }
 
@@ -178,6 +184,7 @@ fn knows(version: &Negotiated) -> i64 {
         Feature::ConditionWaitOccurrenceIdentity,
         features::OCCURRENCE,
     ) | bit(Feature::CooperativeCancellation, features::CANCELLATION)
+        | bit(Feature::WorkerSessions, features::SESSIONS)
 }
 
 /// Polls, and shows the task that came.
@@ -209,7 +216,10 @@ pub async fn poll(call: Call<WorkerOnly, PollBody>, kind: TaskKind) -> Result<An
                 TaskKind::Workflow => {
                     let size = call.body.page_size(&call);
                     let view = call.api.engine.workflow_task(&lease, size).await?;
-                    view.map(|view| tasks::workflow_claim(&view)).transpose()?
+                    let encoding = call.body.history_encoding();
+                    let sticky = call.version.allows(Feature::StickyExecution);
+                    view.map(|view| tasks::workflow_claim(&view, sticky, encoding))
+                        .transpose()?
                 }
                 TaskKind::Activity => {
                     let view = call.api.engine.activity_task(&lease).await?;
@@ -222,14 +232,24 @@ pub async fn poll(call: Call<WorkerOnly, PollBody>, kind: TaskKind) -> Result<An
                 None => Answer::of(&tasks::no_task("empty", None)),
             }
         }
-        Ok(Polled::Empty) => Answer::of(&tasks::no_task("empty", None)),
-        Ok(Polled::TimedOut) => Answer::of(&tasks::no_task("timeout", None)),
+        Ok(Polled::Empty(why)) => Answer::of(&tasks::no_task("empty", nothing(why))),
+        Ok(Polled::TimedOut(why)) => Answer::of(&tasks::no_task("timeout", nothing(why))),
         Ok(Polled::Shutdown) => {
             let status = if no_wait { "empty" } else { "timeout" };
             Answer::of(&tasks::no_task(status, None))
         }
         Err(refused) => refusal(&call, kind, queue, refused),
     }
+}
+
+/// Why a poll found nothing, in the contract's words.
+fn nothing(why: Option<Nothing>) -> Option<&'static str> {
+    let reason = match why? {
+        Nothing::Throttled => Reason::Throttled,
+        Nothing::CompatibilityBlocked => Reason::CompatibilityBlocked,
+        Nothing::NoCompatibleWorker => Reason::NoCompatibleWorker,
+    };
+    Some(reason.as_str())
 }
 
 fn refusal(
@@ -315,7 +335,18 @@ fn refusal(
             "minimum_protocol_version",
             Feature::UpdateValidation.floor().to_string(),
         )),
-        PollRefused::NoCapacity => Err(Failure::new(
+        PollRefused::KindsConflict => Err(Failure::new(
+            StatusCode::CONFLICT,
+            Reason::PollRequestTaskKindsConflict,
+            "The poll id stands for a poll for other kinds of task.",
+        )
+        .with("task", Value::Null)
+        .with("poll_status", "conflict")
+        .with("worker_id", worker_id)
+        .with("task_queue", queue)
+        .with("poll_request_id", call.body.poll_request_id.clone())
+        .with("task_kinds", call.body.task_kinds.clone())),
+        PollRefused::NoCapacity { queries } => Err(Failure::new(
             StatusCode::TOO_MANY_REQUESTS,
             Reason::LongPollCapacityExhausted,
             "This node holds as many polls as it may.",
@@ -325,7 +356,7 @@ fn refusal(
         .with("namespace", call.namespace.as_str())
         .with("task_queue", queue)
         .with("task_kind", task_kind)
-        .with("wait_pool", "worker")
+        .with("wait_pool", if queries { "query" } else { "worker" })
         .retry_in(1)),
         PollRefused::Fault(fault) => {
             let failure = Failure::from(fault);

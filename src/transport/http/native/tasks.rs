@@ -8,12 +8,15 @@ use crate::domain::ids::{Part, TaskId, part_id};
 use crate::domain::retry::Policy;
 use crate::domain::run::{Resume, RunState};
 use crate::domain::time::Timestamp;
-use crate::engine::{ActivityTaskView, Fault, WorkflowTaskView};
+use crate::engine::{ActivityTaskView, Fault, Page, WorkflowTaskView};
 use crate::payload::Payload;
 use crate::protocol::budget::Budget;
+use crate::protocol::capabilities::HISTORY_COMPRESSION_THRESHOLD;
 
+use super::super::compression::HistoryEncoding;
 use super::answer::Failure;
 use super::cancellations::request_object;
+use super::sessions::affinity;
 
 /// Events that a page holds, as raw JSON.
 ///
@@ -21,6 +24,41 @@ use super::cancellations::request_object;
 /// The stored text is no JSON, which is a defect.
 pub fn events(page: &str) -> Result<Box<RawValue>, Failure> {
     RawValue::from_string(format!("[{page}]")).map_err(|error| Failure::from(Fault::from(error)))
+}
+
+/// A page of history in the form that a worker takes.
+pub struct ShownHistory {
+    /// The events as a JSON list; empty when they are compressed.
+    pub events: Box<RawValue>,
+    /// The same list compressed, in base64.
+    pub compressed: Option<String>,
+    /// How it is compressed.
+    pub encoding: Option<&'static str>,
+}
+
+impl ShownHistory {
+    /// A page; compressed when that is asked for and worth while.
+    ///
+    /// # Errors
+    /// The stored text is no JSON, which is a defect.
+    pub fn new(page: &Page, encoding: Option<HistoryEncoding>) -> Result<Self, Failure> {
+        let plain = events(&page.events)?;
+        let compressed = encoding
+            .filter(|_| page.count >= HISTORY_COMPRESSION_THRESHOLD.into())
+            .and_then(|encoding| Some((encoding.encode(plain.get())?, encoding.as_str())));
+        Ok(match compressed {
+            None => Self {
+                events: plain,
+                compressed: None,
+                encoding: None,
+            },
+            Some((text, encoding)) => Self {
+                events: events("")?,
+                compressed: Some(text),
+                encoding: Some(encoding),
+            },
+        })
+    }
 }
 
 /// The token of the page after event `after`: base64 of its number, so that tools can read it.
@@ -88,6 +126,10 @@ struct WorkflowTask<'a> {
     run_status: &'static str,
     history_events: &'a RawValue,
     history: &'a RawValue,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    history_events_compressed: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    history_events_encoding: Option<&'static str>,
     next_history_page_token: Option<String>,
     last_history_sequence: u64,
     #[serde(flatten)]
@@ -96,6 +138,8 @@ struct WorkflowTask<'a> {
     task_queue: &'a str,
     connection: Option<&'a str>,
     compatibility: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sticky_replay_mode: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     cancellation_request: Option<Value>,
     #[serde(flatten)]
@@ -234,10 +278,14 @@ fn resume_context(state: &RunState, resume: &Resume) -> ResumeContext {
 ///
 /// # Errors
 /// The stored history is no JSON, which is a defect.
-pub fn workflow_claim(view: &WorkflowTaskView) -> Result<Vec<u8>, Failure> {
+pub fn workflow_claim(
+    view: &WorkflowTaskView,
+    sticky: bool,
+    encoding: Option<HistoryEncoding>,
+) -> Result<Vec<u8>, Failure> {
     let state = &view.state;
     let begun = &state.begun;
-    let history = events(&view.page.events)?;
+    let shown = ShownHistory::new(&view.page, encoding)?;
     let resume = state
         .workflow_task
         .as_ref()
@@ -261,8 +309,10 @@ pub fn workflow_claim(view: &WorkflowTaskView) -> Result<Vec<u8>, Failure> {
         payload_codec: "avro",
         arguments: &begun.input,
         run_status: status,
-        history_events: &history,
-        history: &history,
+        history_events: &shown.events,
+        history: &shown.events,
+        history_events_compressed: shown.compressed.as_deref(),
+        history_events_encoding: shown.encoding,
         next_history_page_token: view.page.next_after.map(page_token),
         last_history_sequence: view.seen,
         size: history_size(state, view.seen),
@@ -270,6 +320,7 @@ pub fn workflow_claim(view: &WorkflowTaskView) -> Result<Vec<u8>, Failure> {
         task_queue: begun.queue.as_str(),
         connection: None,
         compatibility: begun.build_id.as_deref(),
+        sticky_replay_mode: sticky.then(|| view.replay_mode.as_str()),
         cancellation_request: state.cancellation.as_deref().map(request_object),
         resume,
     };
@@ -304,6 +355,8 @@ pub fn activity_claim(view: &ActivityTaskView) -> Result<Vec<u8>, Failure> {
         lease_owner: &'a str,
         lease_expires_at: Timestamp,
         deadlines: Value,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        worker_session: Option<Value>,
     }
     let (state, activity, lease) = (&view.state, &view.activity, &view.lease);
     let mut deadlines = serde_json::Map::new();
@@ -338,6 +391,11 @@ pub fn activity_claim(view: &ActivityTaskView) -> Result<Vec<u8>, Failure> {
         lease_owner: lease.owner.as_str(),
         lease_expires_at: lease.lease_expires_at,
         deadlines: Value::Object(deadlines),
+        worker_session: activity
+            .session
+            .as_deref()
+            .zip(view.session.as_ref())
+            .map(|(asked, session)| affinity(asked, session)),
     };
     claim(&task, lease)
 }

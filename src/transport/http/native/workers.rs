@@ -6,8 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use actix_web::http::StatusCode;
-use actix_web::web::Path;
-use actix_web::{delete, post};
+use actix_web::post;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
@@ -213,10 +212,12 @@ fn registration(call: &Call<AnyRole, WorkerRegistrationRequest>, worker: &Regist
         "capability_manifest": said.capability_manifest,
         "status": worker.status.as_str(),
         "heartbeat_interval_seconds": call.api.settings.workers.heartbeat_interval_seconds,
+        "registration_token": worker.token,
     })
 }
 
-fn lifecycle_fault(
+/// A failure of the server, with what a worker needs to repeat the request.
+pub fn lifecycle_fault(
     fault: Fault,
     operation: &str,
     worker_id: &str,
@@ -491,40 +492,5 @@ async fn heartbeat(call: Call<WorkerOnly, WorkerHeartbeatRequest>) -> Result<Ans
         "status": worker.status.as_str(),
         "heartbeat_interval_seconds": workers.heartbeat_interval_seconds,
         "stale_after_seconds": workers.stale_after_seconds,
-    }))
-}
-
-/// No fields are read.
-#[derive(Debug, Deserialize)]
-pub struct Nothing {}
-
-/// Removes a worker and gives back what it holds.
-#[utoipa::path(tag = "worker-lifecycle", operation_id = "deregisterWorker",
-    params(("workerId" = String, Path, description = "The worker.")),
-    responses((status = 200, description = "It is gone."), (status = 404, description = "It was not registered.")))]
-#[delete("/registrations/{workerId}")]
-pub async fn deregister_worker(call: Call<WorkerOnly, Nothing>, worker: Path<String>) -> Native {
-    Native(deregister(call, worker.into_inner()).await)
-}
-
-async fn deregister(call: Call<WorkerOnly, Nothing>, worker_id: String) -> Result<Answer, Failure> {
-    let recovered = call
-        .api
-        .engine
-        .deregister_worker(call.namespace.clone(), WorkerId::from(worker_id.as_str()))
-        .await
-        .map_err(|fault| lifecycle_fault(fault, "deregister_worker", &worker_id, None))?;
-    let Some(recovered) = recovered else {
-        return Err(Failure::new(
-            StatusCode::NOT_FOUND,
-            Reason::WorkerNotFound,
-            "There is no such worker.",
-        )
-        .with("worker_id", worker_id));
-    };
-    Answer::of(&json!({
-        "worker_id": worker_id,
-        "outcome": "deregistered",
-        "recovered_workflow_task_count": recovered,
     }))
 }

@@ -5,14 +5,17 @@ use actix_web::post;
 use actix_web::web::Path;
 use serde::Deserialize;
 use serde_json::json;
+use serde_json::value::RawValue;
 
+use crate::domain::command::Command;
 use crate::domain::routing::TaskKind;
-use crate::domain::run::{Reply, ReportKind, TaskFailure};
+use crate::domain::run::{Keep, Reply, ReportKind, StreamReport, TaskFailure};
 use crate::engine::{Holder, Reported};
 use crate::protocol::feature::Feature;
 use crate::protocol::reason::Reason;
 use crate::protocol::replay;
 
+use super::super::compression::HistoryEncoding;
 use super::super::fields::Int;
 use super::super::problems::Problems;
 use super::answer::{Answer, Failure, Native};
@@ -21,7 +24,7 @@ use super::cancellations::request_object;
 use super::commands::{self, CommandRequest};
 use super::leases::{self, Named};
 use super::polls::{self, PollBody};
-use super::{streams, tasks};
+use super::{sticky, streams, tasks};
 
 /// Waits for a workflow task.
 #[utoipa::path(tag = "workflow-tasks", operation_id = "pollWorkflowTask", request_body = PollBody,
@@ -51,7 +54,6 @@ pub struct HistoryPageRequest {
     /// Events of the page, the SDKs' spelling.
     history_page_size: Option<Int>,
     /// Encodings of history that the worker reads.
-    #[allow(dead_code, reason = "part of the contract; history is served as it is")]
     accept_history_encoding: Option<String>,
 }
 
@@ -116,13 +118,21 @@ async fn history_page(
         .await;
     let (page, seen, attempt, state) =
         read.map_err(|refused| leases::workflow_refusal(refused, &holder, "rejected"))?;
-    let events = tasks::events(&page.events)?;
+    let encoding = body
+        .accept_history_encoding
+        .as_deref()
+        .and_then(HistoryEncoding::accepted);
+    let shown = tasks::ShownHistory::new(&page, encoding)?;
     #[derive(serde::Serialize)]
     struct HistoryPage<'a> {
         task_id: &'a str,
         workflow_task_attempt: u32,
         history_events: &'a serde_json::value::RawValue,
         history: &'a serde_json::value::RawValue,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        history_events_compressed: Option<&'a str>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        history_events_encoding: Option<&'static str>,
         next_history_page_token: Option<String>,
         last_history_sequence: u64,
         #[serde(flatten)]
@@ -131,8 +141,10 @@ async fn history_page(
     Answer::of(&HistoryPage {
         task_id: task,
         workflow_task_attempt: attempt,
-        history_events: &events,
-        history: &events,
+        history_events: &shown.events,
+        history: &shown.events,
+        history_events_compressed: shown.compressed.as_deref(),
+        history_events_encoding: shown.encoding,
         next_history_page_token: page.next_after.map(tasks::page_token),
         last_history_sequence: seen,
         size: tasks::history_size(&state, seen),
@@ -142,6 +154,10 @@ async fn history_page(
 /// `TaskHeartbeatRequest` of a workflow task
 #[derive(Debug, Default, Deserialize, utoipa::ToSchema)]
 pub struct WorkflowTaskHeartbeatRequest {
+    /// Part of the contract; the progress of a workflow task is its history.
+    #[allow(dead_code, reason = "part of the contract, without effect here")]
+    #[schema(value_type = Option<serde_json::Value>)]
+    progress: Option<serde::de::IgnoredAny>,
     /// The holder.
     worker_id: Option<String>,
     /// The holder, the SDKs' spelling.
@@ -215,6 +231,9 @@ pub struct WorkflowTaskCompleteRequest {
     message_stream_cursors: Option<Vec<serde_json::Value>>,
     /// Message streams that are waited on.
     message_stream_waits: Option<Vec<serde_json::Value>>,
+    /// The worker keeps the run in memory.
+    #[schema(value_type = Option<serde_json::Value>)]
+    sticky_cache: Option<Box<RawValue>>,
 }
 
 /// Completes a workflow task.
@@ -248,30 +267,74 @@ async fn complete(
         leases::workflow_holder(&call.namespace, task, &named, body.workflow_task_attempt)?;
     let engine = &call.api.engine;
     let streams_used = streams::is_used(&body.message_stream_cursors, &body.message_stream_waits);
-    let worker = if streams_used || commands::needs_registration(&sent) {
-        engine.worker(&call.namespace, &holder.owner).await?
-    } else {
-        None
+    let sticky = body
+        .sticky_cache
+        .as_deref()
+        .filter(|raw| raw.get() != "null")
+        .filter(|_| {
+            // Unknown to an older server, and so ignored.
+            let (supported, advertised) = (&call.api.supported, &call.api.advertised);
+            supported.offers(advertised, Feature::StickyExecution)
+        });
+    let checked = check(&call, sent, streams_used, sticky, &holder).await;
+    let (commands, streams, keep) = match checked {
+        Ok(checked) => checked,
+        // A gate is no business of a caller that does not hold the task.
+        Err(failure) if failure.is_conflict() => {
+            let held = engine.holds_workflow_task(&holder).await;
+            held.map_err(|refused| {
+                leases::workflow_refusal(refused, &holder, "completed")
+                    .with("operation", "complete_workflow_task")
+            })?;
+            return Err(failure);
+        }
+        Err(failure) => return Err(failure),
     };
-    let offered = &call.api.commands;
-    commands::gate(&sent, &call.version, offered, worker.as_deref(), &holder)?;
-    if streams_used {
-        let offered = call
-            .api
-            .supported
-            .offers(&call.api.advertised, Feature::MessageStreams);
-        streams::gate(offered, &call.version, worker.as_deref(), &holder)?;
-    }
-    let commands = commands::read(sent, &call.version, offered)?;
-    let streams = streams::read(&body.message_stream_cursors, &body.message_stream_waits)?;
     let reported = engine
-        .complete_workflow_task(holder.clone(), call.digest, commands, streams)
+        .complete_workflow_task(holder.clone(), call.digest, commands, streams, keep)
         .await;
     let reported = reported.map_err(|refused| {
         leases::workflow_refusal(refused, &holder, "completed")
             .with("operation", "complete_workflow_task")
     })?;
     Answer::of(&recorded(&holder, &reported))
+}
+
+/// What a completion asks for, after the checks of its fields and the gates of version and capability.
+async fn check(
+    call: &Call<WorkerOnly, WorkflowTaskCompleteRequest>,
+    sent: Vec<CommandRequest>,
+    streams_used: bool,
+    sticky: Option<&RawValue>,
+    holder: &Holder,
+) -> Result<(Vec<Command>, StreamReport, Option<Keep>), Failure> {
+    let (body, engine) = (&call.body, &call.api.engine);
+    let worker = if streams_used || sticky.is_some() || commands::needs_registration(&sent) {
+        engine.worker(&call.namespace, &holder.owner).await?
+    } else {
+        None
+    };
+    let offered = &call.api.commands;
+    commands::gate(&sent, &call.version, offered, worker.as_deref(), holder)?;
+    if streams_used {
+        let offered = call
+            .api
+            .supported
+            .offers(&call.api.advertised, Feature::MessageStreams);
+        streams::gate(offered, &call.version, worker.as_deref(), holder)?;
+    }
+    let commands = commands::read(sent, &call.version, offered)?;
+    let streams = streams::read(&body.message_stream_cursors, &body.message_stream_waits)?;
+    let keep = match sticky {
+        None => None,
+        Some(raw) => {
+            let workflow = engine.workflow_of(holder).await?;
+            let workflow = workflow.as_ref().map(|workflow| workflow.as_str());
+            let worker = worker.as_deref();
+            Some(sticky::read(raw, &call.version, worker, holder, workflow)?)
+        }
+    };
+    Ok((commands, streams, keep))
 }
 
 /// The answer to a report that was taken.
@@ -326,6 +389,9 @@ fn recorded(holder: &Holder, reported: &Reported) -> serde_json::Value {
 /// `TaskFailureRequest` of a workflow task
 #[derive(Debug, Default, Deserialize, utoipa::ToSchema)]
 pub struct WorkflowTaskFailureRequest {
+    /// Part of the contract; a workflow task is always tried again.
+    #[allow(dead_code, reason = "part of the contract, without effect here")]
+    non_retryable: Option<bool>,
     /// The holder.
     worker_id: Option<String>,
     /// The holder, the SDKs' spelling.

@@ -46,6 +46,7 @@ impl Held {
             report: self.report(1),
             commands,
             streams: StreamReport::default(),
+            keep: None,
         }
     }
 

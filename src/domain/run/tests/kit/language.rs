@@ -97,6 +97,7 @@ pub fn limited_activity(
         queue: None,
         policy,
         cancellation: Some(cancellation),
+        session: None,
         path: None,
     })
 }
@@ -309,6 +310,7 @@ impl Held {
             report: self.report(1),
             commands,
             streams,
+            keep: None,
         }
     }
 

@@ -81,6 +81,7 @@ pub fn activity_with(activity_type: &str, policy: Option<Policy>) -> Command {
         queue: None,
         policy,
         cancellation: None,
+        session: None,
         path: None,
     })
 }

@@ -392,6 +392,7 @@ impl Life {
                     report,
                     commands,
                     streams,
+                    keep: None,
                 }
             }
             330..=369 => {

@@ -96,6 +96,7 @@ impl World {
             report,
             commands,
             streams: StreamReport::default(),
+            keep: None,
         })
     }
 
@@ -390,6 +391,7 @@ fn sent_again(rng: &mut Rng, model: &Model) -> Vec<Command> {
                     queue: None,
                     policy: made.policy.clone(),
                     cancellation: None,
+                    session: None,
                     path: None,
                 }),
                 _ => timer(made.delay),

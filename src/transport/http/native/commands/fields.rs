@@ -1,13 +1,17 @@
 //! Fields that several commands share: payloads, queues, times, retry policies, failures.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
 use crate::domain::ids::TaskQueue;
 use crate::domain::retry::Policy;
+use crate::domain::session;
 use crate::payload::{Codec, Payload, PayloadError};
 
 use super::super::leases::MAX_ID;
+use super::super::sessions::WorkerSessionOptions;
 use super::{CommandRequest, MAX_MESSAGE, Reader};
 
 /// Longest time that a command may name, in seconds: a hundred years.
@@ -97,6 +101,23 @@ impl Reader<'_> {
         )?;
         self.problems.text(&path, queue, MAX_ID);
         Some(TaskQueue::from(queue))
+    }
+
+    /// The worker session of an activity.
+    pub(super) fn worker_session(
+        &mut self,
+        command: &CommandRequest,
+    ) -> Option<Arc<session::Options>> {
+        let raw = command.worker_session.as_deref()?;
+        if raw.get() == "null" {
+            return None;
+        }
+        let Ok(asked) = serde_json::from_str::<WorkerSessionOptions>(raw.get()) else {
+            self.add("worker_session", "must be an object of session options");
+            return None;
+        };
+        let prefix = self.path("worker_session.");
+        asked.read(self.problems, &prefix).map(Arc::new)
     }
 
     pub(super) fn seconds(&mut self, field: &str, value: Option<i64>, least: i64) -> Option<u64> {

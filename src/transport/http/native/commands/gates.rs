@@ -17,6 +17,8 @@ struct Gate {
     used: fn(&CommandRequest) -> bool,
     /// What is refused when the worker did not register the capability.
     capability: Option<Reason>,
+    /// Whether using it below its version is an older rule's business.
+    is_later: bool,
     /// The command and field that are named in the refusal.
     named: Option<(&'static str, &'static str)>,
 }
@@ -26,33 +28,57 @@ const GATES: &[Gate] = &[
         feature: Feature::ConditionWaitOccurrenceIdentity,
         used: |c| c.is("open_condition_wait") && c.condition_wait_occurrence_id.is_some(),
         capability: None,
+        is_later: false,
         named: Some(("open_condition_wait", "condition_wait_occurrence_id")),
+    },
+    Gate {
+        feature: Feature::WorkerSessions,
+        used: has_session,
+        capability: None,
+        is_later: false,
+        named: Some(("schedule_activity", "worker_session")),
+    },
+    Gate {
+        feature: Feature::PortableWorkerSessions,
+        used: has_session,
+        capability: Some(Reason::WorkerCapabilityNotSupported),
+        is_later: true,
+        named: Some(("schedule_activity", "worker_session")),
     },
     Gate {
         feature: Feature::LocalActivities,
         used: |c| c.is("record_local_activity"),
         capability: Some(Reason::WorkerCapabilityNotSupported),
+        is_later: false,
         named: None,
     },
     Gate {
         feature: Feature::CooperativeCancellation,
         used: asks_for_cooperation,
         capability: Some(Reason::ChildCancellationPolicyNotSupported),
+        is_later: false,
         named: None,
     },
     Gate {
         feature: Feature::MemoUpserts,
         used: |c| c.is("upsert_memo"),
         capability: Some(Reason::WorkflowMetadataCapabilityNotAdvertised),
+        is_later: false,
         named: None,
     },
     Gate {
         feature: Feature::TypedSearchAttributes,
         used: |c| c.is("upsert_search_attributes") && c.attribute_types.is_some(),
         capability: Some(Reason::WorkflowMetadataCapabilityNotAdvertised),
+        is_later: false,
         named: None,
     },
 ];
+
+fn has_session(command: &CommandRequest) -> bool {
+    let named = command.worker_session.as_deref();
+    command.is("schedule_activity") && named.is_some_and(|raw| raw.get() != "null")
+}
 
 /// What an operation does without being told is no wish for cooperation.
 fn asks_for_cooperation(command: &CommandRequest) -> bool {
@@ -97,6 +123,9 @@ pub fn gate(
             continue;
         }
         if !version.allows(gate.feature) {
+            if gate.is_later {
+                continue;
+            }
             let reason = match gate.feature {
                 Feature::CooperativeCancellation => Reason::ChildCancellationPolicyNotSupported,
                 feature => feature.unavailable().unwrap_or(Reason::InvalidCommands),

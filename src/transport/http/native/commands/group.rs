@@ -31,7 +31,7 @@ pub struct PathEntryRequest {
     parallel_group_size: Option<i64>,
     parallel_group_index: Option<i64>,
     parallel_group_mode: Option<String>,
-    #[schema(value_type = Option<Object>)]
+    #[schema(value_type = Option<serde_json::Value>)]
     selection_member_key: Option<Value>,
     selection_member_index: Option<i64>,
     selection_member_base_sequence: Option<i64>,
