@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::error::{ApplyError, Fault};
 use super::executions::observe;
 use super::reports::last_beat;
-use super::{Core, Engine, Hint, asks, cache, claims, leases_lost, runs};
+use super::{Core, Engine, Hint, asks, cache, claims, leases_lost, rollouts, runs};
 use crate::domain::decision::{TimerKey, TimerKind};
 use crate::domain::ids::RunId;
 use crate::domain::routing::TaskKind;
@@ -171,6 +171,11 @@ impl Engine {
             notify::Heard::Gap => {
                 self.core.known.forget_all();
                 self.core.rollouts.doubt_all();
+                let core = Arc::clone(&self.core);
+                // What stays doubted when this fails is read when it is needed.
+                self.core
+                    .runtime
+                    .spawn(async move { rollouts::refresh(&core).await });
                 for key in self.core.registry.all_backlog() {
                     claims::start(&self.core, key);
                 }

@@ -277,6 +277,11 @@ async fn a_task_whose_opening_commit_nobody_heard_of_does_not_wait_for_its_lease
     let mut watcher = db.connect().await;
     let mut written = false;
     for n in 0..20 {
+        // What operators decided about builds is doubted after a cut, and would be read by the start.
+        eventually("decisions about builds are known", 10, async || {
+            node.engine().refresh_rollouts().await.ok()
+        })
+        .await;
         proxy.cut_at_answers();
         let workflow = format!("wf-{n}");
         let start = json!({"workflow_id": workflow, "workflow_type": "greet", "task_queue": "q"});
