@@ -3,6 +3,7 @@
 //! A flag wins over the environment, the environment over the file, the file over the default.
 
 mod admission;
+mod check;
 mod secret;
 
 pub use admission::{Admission, TaskLimits};
@@ -352,7 +353,7 @@ fn load_from(environment: &BTreeMap<String, String>, flags: &Flags) -> Result<Lo
     let settings: Settings = figment
         .extract_lossy()
         .map_err(|error| ConfigError::Unreadable(Box::new(error)))?;
-    check(&settings)?;
+    check::check(&settings)?;
     Ok(Loaded { settings, figment })
 }
 
@@ -385,113 +386,13 @@ impl Settings {
     }
 }
 
-fn check(settings: &Settings) -> Result<(), ConfigError> {
-    let address = settings.address()?;
-    let impossible = |key, problem: String| Err(ConfigError::Impossible { key, problem });
-    match &settings.auth.token {
-        Some(token) if token.reveal().is_empty() => {
-            return impossible(
-                "auth.token",
-                "the token is empty; leave it out or set one".to_owned(),
-            );
-        }
-        None if !address.ip().is_loopback() && !settings.auth.insecure_no_auth => {
-            return impossible(
-                "listen",
-                format!(
-                    "{address} can be reached from other machines, and no token is set. Set DW_AUTH_TOKEN, \
-                     listen on 127.0.0.1, or pass --insecure-no-auth"
-                ),
-            );
-        }
-        _ => {}
-    }
-    let positive: [(&'static str, u64); 10] = [
-        ("queries.timeout_seconds", settings.queries.timeout_seconds),
-        (
-            "long_poll.default_seconds",
-            settings.long_poll.default_seconds,
-        ),
-        (
-            "workers.heartbeat_interval_seconds",
-            settings.workers.heartbeat_interval_seconds,
-        ),
-        (
-            "workers.stale_after_seconds",
-            settings.workers.stale_after_seconds,
-        ),
-        (
-            "leases.workflow_task_seconds",
-            settings.leases.workflow_task_seconds,
-        ),
-        ("leases.activity_seconds", settings.leases.activity_seconds),
-        (
-            "history.page_size_default",
-            settings.history.page_size_default.into(),
-        ),
-        (
-            "database.read_connections",
-            settings.database.read_connections.into(),
-        ),
-        (
-            "database.hot_connections",
-            settings.database.hot_connections.into(),
-        ),
-        (
-            "database.commit_lanes",
-            settings.database.commit_lanes.into(),
-        ),
-    ];
-    for (key, value) in positive {
-        if value == 0 {
-            return impossible(key, "must be at least 1".to_owned());
-        }
-    }
-    if !(1..=MAX_COMMIT_BATCH).contains(&settings.database.commit_batch) {
-        return impossible(
-            "database.commit_batch",
-            format!("must be 1 to {MAX_COMMIT_BATCH}"),
-        );
-    }
-    if settings.long_poll.default_seconds > MAX_POLL_SECONDS {
-        return impossible(
-            "long_poll.default_seconds",
-            format!("must be at most {MAX_POLL_SECONDS}"),
-        );
-    }
-    if settings.queries.timeout_seconds > MAX_QUERY_SECONDS {
-        return impossible(
-            "queries.timeout_seconds",
-            format!("must be at most {MAX_QUERY_SECONDS}"),
-        );
-    }
-    if settings.history.page_size_default > settings.history.page_size_max {
-        return impossible(
-            "history.page_size_default",
-            "is larger than page_size_max".to_owned(),
-        );
-    }
-    if settings.default_namespace.is_empty()
-        || settings.default_namespace != settings.default_namespace.to_lowercase()
-    {
-        return impossible(
-            "default_namespace",
-            "must be lower case and not empty".to_owned(),
-        );
-    }
-    if !matches!(settings.log.format.as_str(), "text" | "json") {
-        return impossible("log.format", "must be text or json".to_owned());
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn the_defaults_make_sense() -> Result<(), ConfigError> {
-        check(&Settings::default())
+        check::check(&Settings::default())
     }
 
     #[test]
@@ -500,13 +401,15 @@ mod tests {
             listen: "0.0.0.0:8080".to_owned(),
             ..Settings::default()
         };
-        let refused = check(&settings).map_err(|error| error.to_string()).err();
+        let refused = check::check(&settings)
+            .map_err(|error| error.to_string())
+            .err();
         assert!(refused.is_some_and(|why| why.contains("DW_AUTH_TOKEN")));
         settings.auth.insecure_no_auth = true;
-        assert!(check(&settings).is_ok());
+        assert!(check::check(&settings).is_ok());
         settings.auth.insecure_no_auth = false;
         settings.auth.token = Some(Secret::new("long-enough"));
-        assert!(check(&settings).is_ok());
+        assert!(check::check(&settings).is_ok());
     }
 
     #[test]
