@@ -100,6 +100,35 @@ fn time(value: &Value, field: &str) -> Timestamp {
 }
 
 /// Rule: a new session is 201 `created`, and shows every key of the contract.
+/// Rule: a wrong type inside a command is found by its path.
+#[tokio::test(flavor = "multi_thread")]
+async fn wrong_types_have_their_paths() {
+    let server = TestServer::start().await;
+    let client = &server.client;
+    let task = client.first_task().await;
+    let with = |fields| {
+        merged(
+            json!({"type": "schedule_activity", "activity_type": "a"}),
+            fields,
+        )
+    };
+    for (fields, path) in [
+        (
+            json!({"worker_session": {"session_id": 5}}),
+            "worker_session.session_id",
+        ),
+        (json!({"worker_session": "s"}), "worker_session"),
+        (
+            json!({"retry_policy": {"backoff_seconds": ["a"]}}),
+            "retry_policy.backoff_seconds.0",
+        ),
+    ] {
+        let answer = client.complete(&task, json!([with(fields)])).await;
+        answer.invalid(&[&format!("commands.0.{path}")]);
+    }
+    server.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_new_session_shows_every_key() {
     for version in VERSIONS {

@@ -122,6 +122,26 @@ pub fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<Result<T, Problems>, Ba
     Ok(Err(problems))
 }
 
+/// Reads valid JSON into a type.
+///
+/// # Errors
+/// The path to the field of a wrong type, empty for the whole, and what is wrong with it.
+pub fn typed<T: DeserializeOwned>(json: &str) -> Result<T, (String, String)> {
+    if !json.starts_with('{') {
+        return Err((String::new(), "must be an object".to_owned()));
+    }
+    let mut reader = serde_json::Deserializer::from_str(json);
+    serde_path_to_error::deserialize(&mut reader).map_err(|error| {
+        let path = error.path().to_string().replace('[', ".").replace(']', "");
+        let path = if path == "." || path == "?" {
+            String::new()
+        } else {
+            path
+        };
+        (path, without_position(&error.inner().to_string()))
+    })
+}
+
 /// Levels of nesting of a body. Stored values are shown again some levels deeper than they came, and
 /// readers stop at 128.
 const MAX_DEPTH: usize = 100;
@@ -197,12 +217,22 @@ impl<'de> Visitor<'de> for Whole {
     }
 }
 
-/// The part of a parser's message that speaks of the value, not of the place in the text.
+/// The part of a parser's message that speaks of the value, not of the place in the text nor of our
+/// types.
 fn without_position(message: &str) -> String {
-    message
+    let what = message
         .rsplit_once(" at line ")
-        .map_or(message, |(what, _)| what)
-        .to_owned()
+        .map_or(message, |(what, _)| what);
+    let Some((before, expected)) = what.split_once("expected ") else {
+        return what.to_owned();
+    };
+    let kind = match expected {
+        "i8" | "i16" | "i32" | "i64" | "u8" | "u16" | "u32" | "u64" | "usize" => "a whole number",
+        "f32" | "f64" => "a number",
+        other if other.starts_with("struct ") => "an object",
+        other => other,
+    };
+    format!("{before}expected {kind}")
 }
 
 /// Refuses U+0000 anywhere in a string: the database cannot hold it.
@@ -286,6 +316,26 @@ mod tests {
         assert_eq!(fields("[]").map(|fields| fields.len()), Ok(1));
         assert_eq!(fields(r#"{"items":[],"other":{"deep":[1]}}"#), Ok(vec![]));
         assert_eq!(fields(""), Ok(vec![]));
+    }
+
+    #[test]
+    fn problems_do_not_speak_of_our_types() {
+        #[derive(Debug, serde::Deserialize)]
+        struct Inner {
+            #[allow(dead_code, reason = "only read")]
+            list: Option<Vec<i64>>,
+        }
+        let problem = |json| typed::<Inner>(json).map(|_| ()).err();
+        for (json, path, sentence) in [
+            ("[]", "", "must be an object"),
+            (r#"{"list":["a"]}"#, "list.0", "expected a whole number"),
+            (r#"{"list":{}}"#, "list", "expected a sequence"),
+        ] {
+            let (found, said) = problem(json).unwrap_or_default();
+            assert_eq!(found, path, "{json}");
+            assert!(said.ends_with(sentence), "{said}");
+        }
+        assert_eq!(problem("{}"), None);
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use actix_web::body::MessageBody;
 use actix_web::dev::{Server, ServiceRequest, ServiceResponse};
+use actix_web::http::StatusCode;
 use actix_web::http::header::{HeaderName, HeaderValue};
 use actix_web::middleware::{Next, from_fn};
 use actix_web::web::{self, Data};
@@ -82,8 +83,16 @@ async fn observe<B: MessageBody>(
         metrics::histogram!("dw_request_seconds", "route" => route.clone()).record(seconds);
     }
     span.in_scope(|| {
-        if status.is_server_error() {
+        if status == StatusCode::INTERNAL_SERVER_ERROR {
             tracing::error!(route, status = status.as_u16(), seconds, "request failed");
+        } else if status.is_server_error() {
+            // Nobody answered in time, or the database is away: said to the caller, and no defect.
+            tracing::warn!(
+                route,
+                status = status.as_u16(),
+                seconds,
+                "request not served"
+            );
         } else {
             tracing::debug!(route, status = status.as_u16(), seconds, "request");
         }

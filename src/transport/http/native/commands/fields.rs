@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
@@ -10,6 +11,7 @@ use crate::domain::retry::Policy;
 use crate::domain::session;
 use crate::payload::{Codec, Payload, PayloadError};
 
+use super::super::super::body;
 use super::super::leases::MAX_ID;
 use super::super::sessions::WorkerSessionOptions;
 use super::{CommandRequest, MAX_MESSAGE, Reader};
@@ -112,10 +114,7 @@ impl Reader<'_> {
         if raw.get() == "null" {
             return None;
         }
-        let Ok(asked) = serde_json::from_str::<WorkerSessionOptions>(raw.get()) else {
-            self.add("worker_session", "must be an object of session options");
-            return None;
-        };
+        let asked: WorkerSessionOptions = self.object("worker_session", raw)?;
         let prefix = self.path("worker_session.");
         asked.read(self.problems, &prefix).map(Arc::new)
     }
@@ -194,16 +193,25 @@ impl Reader<'_> {
         })
     }
 
+    /// An object inside a command; what is wrong with it is said by its path.
+    fn object<T: DeserializeOwned>(&mut self, field: &str, raw: &RawValue) -> Option<T> {
+        match body::typed(raw.get()) {
+            Ok(object) => Some(object),
+            Err((path, problem)) => {
+                let field = match path.as_str() {
+                    "" => field.to_owned(),
+                    inner => format!("{field}.{inner}"),
+                };
+                self.add(&field, problem);
+                None
+            }
+        }
+    }
+
     /// The retry rule alone; an empty one counts as none.
     fn retry_policy(&mut self, raw: Option<&RawValue>) -> Option<Policy> {
         let raw = raw.filter(|raw| raw.get() != "null")?;
-        let Ok(retry) = serde_json::from_str::<RetryPolicyRequest>(raw.get()) else {
-            self.add(
-                "retry_policy",
-                "must be an object with max_attempts, backoff_seconds and non_retryable_error_types",
-            );
-            return None;
-        };
+        let retry: RetryPolicyRequest = self.object("retry_policy", raw)?;
         if let Some(attempts) = retry.max_attempts {
             let path = self.path("retry_policy.max_attempts");
             self.problems
