@@ -118,6 +118,12 @@ impl Registration {
         }
     }
 
+    /// Whether it registered a capability of this name.
+    pub fn has(&self, capability: &str) -> bool {
+        let listed = &self.description.capabilities;
+        listed.iter().any(|listed| listed == capability)
+    }
+
     /// Whether it has been silent for too long.
     pub fn is_stale(&self, now: Timestamp, stale_after_seconds: u64) -> bool {
         self.last_heartbeat_at.plus_seconds(stale_after_seconds) <= now

@@ -245,9 +245,7 @@ impl Engine {
         if types.is_empty() {
             return Err(PollRefused::NoCapability);
         }
-        if request.kinds.contains(&TaskKind::UpdateValidation)
-            && !said.capabilities.iter().any(|said| said == VALIDATES)
-        {
+        if request.kinds.contains(&TaskKind::UpdateValidation) && !worker.has(VALIDATES) {
             return Err(PollRefused::NoValidation);
         }
         Ok(Profile {

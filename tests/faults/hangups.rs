@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use sqlx::{Connection, PgConnection};
 
+use crate::holds::{hold_workflow_id, until_commit_waits};
 use crate::raw::{self, HangUp};
 use crate::support::{TestServer, eventually, text};
 
@@ -101,33 +102,6 @@ async fn an_activity_poll_that_was_hung_up_takes_no_task() {
             .expect(200);
     }
     server.stop().await;
-}
-
-/// A session that claims a workflow id and has not decided yet whether it keeps it: a start of that
-/// id waits in the middle of its commit.
-async fn hold_workflow_id(connection: &mut PgConnection, workflow: &str) {
-    sqlx::query("begin")
-        .execute(&mut *connection)
-        .await
-        .unwrap();
-    sqlx::query("insert into workflow_instances values ('default', $1, 'x', 1)")
-        .bind(workflow)
-        .execute(connection)
-        .await
-        .unwrap();
-}
-
-async fn until_commit_waits(watcher: &mut PgConnection) {
-    eventually("the commit is under way", 5, async || {
-        let waiting: i64 = sqlx::query_scalar(
-            "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'",
-        )
-        .fetch_one(&mut *watcher)
-        .await
-        .unwrap();
-        (waiting >= 1).then_some(())
-    })
-    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -14,6 +14,7 @@ mod documented;
 
 mod database;
 mod hangups;
+mod holds;
 mod idle;
 mod load;
 mod nodes;

@@ -7,6 +7,7 @@ use rustix::process::Signal;
 use serde_json::json;
 use sqlx::PgConnection;
 
+use crate::holds::{hold_header, until_commit_waits};
 use crate::process::{Server, free_port};
 use crate::raw;
 use crate::support::{TestDb, eventually};
@@ -60,31 +61,6 @@ async fn two_hundred_parked_polls_are_answered_before_the_process_ends() {
         assert!(began.elapsed() < SOON);
         db.drop().await;
     }
-}
-
-async fn hold_header(connection: &mut PgConnection, run: &str) {
-    sqlx::query("begin")
-        .execute(&mut *connection)
-        .await
-        .unwrap();
-    sqlx::query("select 1 from workflow_runs where run_id = $1 for update")
-        .bind(run)
-        .execute(connection)
-        .await
-        .unwrap();
-}
-
-async fn until_commit_waits(watcher: &mut PgConnection) {
-    eventually("the commit is under way", 5, async || {
-        let waiting: i64 = sqlx::query_scalar(
-            "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'",
-        )
-        .fetch_one(&mut *watcher)
-        .await
-        .unwrap();
-        (waiting >= 1).then_some(())
-    })
-    .await;
 }
 
 /// A server that has something to do: a parked poll, and a completion that waits in the middle of its

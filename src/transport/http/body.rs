@@ -112,14 +112,20 @@ pub fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<Result<T, Problems>, Ba
     if !matches!(error.inner().classify(), Category::Data) {
         return Err(BadBody::Malformed(error.inner().to_string()));
     }
+    let (path, problem) = wrong_type(&error);
+    let field = if path.is_empty() { "body" } else { &path };
+    Ok(Err(Problems::of(field, problem)))
+}
+
+/// The path to a field of a wrong type, empty for the whole, and what is wrong with it.
+fn wrong_type(error: &serde_path_to_error::Error<serde_json::Error>) -> (String, String) {
     let path = error.path().to_string().replace('[', ".").replace(']', "");
-    let field = match path.as_str() {
-        "." | "" | "?" => "body",
-        path => path,
+    let path = if path == "." || path == "?" {
+        String::new()
+    } else {
+        path
     };
-    let mut problems = Problems::default();
-    problems.add(field, without_position(&error.inner().to_string()));
-    Ok(Err(problems))
+    (path, without_position(&error.inner().to_string()))
 }
 
 /// Reads valid JSON into a type.
@@ -131,15 +137,7 @@ pub fn typed<T: DeserializeOwned>(json: &str) -> Result<T, (String, String)> {
         return Err((String::new(), "must be an object".to_owned()));
     }
     let mut reader = serde_json::Deserializer::from_str(json);
-    serde_path_to_error::deserialize(&mut reader).map_err(|error| {
-        let path = error.path().to_string().replace('[', ".").replace(']', "");
-        let path = if path == "." || path == "?" {
-            String::new()
-        } else {
-            path
-        };
-        (path, without_position(&error.inner().to_string()))
-    })
+    serde_path_to_error::deserialize(&mut reader).map_err(|error| wrong_type(&error))
 }
 
 /// Levels of nesting of a body. Stored values are shown again some levels deeper than they came, and

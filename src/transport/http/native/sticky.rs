@@ -72,12 +72,10 @@ pub fn read(
         .with("minimum_protocol_version", feature.floor().to_string())
         .with("remediation", "Upgrade the worker's SDK."));
     }
-    let registered = worker.filter(|worker| {
-        let said = &worker.description.capabilities;
-        said.iter()
-            .any(|said| Some(said.as_str()) == feature.worker_capability())
-    });
-    let Some(worker) = registered else {
+    let registered = worker
+        .zip(feature.worker_capability())
+        .filter(|(worker, capability)| worker.has(capability));
+    let Some((worker, _)) = registered else {
         return Err(refuse(
             Reason::WorkerCapabilityNotSupported,
             "The worker did not register the capability sticky_execution.".to_owned(),

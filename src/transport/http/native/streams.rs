@@ -38,11 +38,9 @@ pub fn gate(
     holder: &Holder,
 ) -> Result<(), Failure> {
     let feature = Feature::MessageStreams;
-    let registered = worker.is_some_and(|worker| {
-        let said = &worker.description.capabilities;
-        said.iter()
-            .any(|said| Some(said.as_str()) == feature.worker_capability())
-    });
+    let registered = worker
+        .zip(feature.worker_capability())
+        .is_some_and(|(worker, capability)| worker.has(capability));
     if offered && registered && version.allows(feature) {
         return Ok(());
     }

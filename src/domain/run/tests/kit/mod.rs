@@ -4,8 +4,10 @@ mod bench;
 mod db;
 mod language;
 mod make;
+mod seeds;
 
 pub use bench::{Bench, Held, Outcome, reported, returned};
 pub use db::{Db, Lost, Stored};
 pub use language::*;
 pub use make::*;
+pub use seeds::{Log, SEEDS, live_seeds};

@@ -2,7 +2,7 @@
 //! nothing is left to do.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use super::super::kit::*;
 use super::super::model::Rng;
@@ -21,9 +21,6 @@ use crate::domain::time::Timestamp;
 const ACTIONS: usize = 80;
 /// So many runs, and no further child is started.
 const MANY_RUNS: usize = 8;
-
-/// What was done, in words; shared so that it outlives a failure.
-pub type Log = Arc<Mutex<Vec<String>>>;
 
 /// Counts for the summary.
 #[derive(Clone, Debug, Default)]

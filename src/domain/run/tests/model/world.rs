@@ -2,9 +2,8 @@
 //! database and to the reference model, and compares.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
 
-use super::super::kit::{Db, Held, Lost, start_request, t0};
+use super::super::kit::{Db, Held, Log, Lost, start_request, t0};
 use super::compare;
 use super::rng::Rng;
 use super::rules::{Fence, Model, Need, Said};
@@ -14,9 +13,6 @@ use crate::domain::limits::Limits;
 use crate::domain::routing::TaskKind;
 use crate::domain::run::{Input, ObservedLease, RunState, Settings, Verdict, decide, start};
 use crate::domain::time::Timestamp;
-
-/// What was done, in words; shared so that it outlives a failure.
-pub type Log = Arc<Mutex<Vec<String>>>;
 
 /// Counts for the summary.
 #[derive(Clone, Debug, Default)]

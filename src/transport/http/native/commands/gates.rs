@@ -140,11 +140,7 @@ pub fn gate(
         else {
             continue;
         };
-        let registered = worker.is_some_and(|worker| {
-            let said = &worker.description.capabilities;
-            said.iter().any(|said| said == capability)
-        });
-        if !registered {
+        if !worker.is_some_and(|worker| worker.has(capability)) {
             let sentence = format!("The worker did not register the capability {capability}.");
             return Err(refusal(gate, reason, &sentence, version, holder)
                 .with("required_capability", capability));
