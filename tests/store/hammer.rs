@@ -53,10 +53,14 @@ struct Lease {
     lapses: Option<Instant>,
 }
 
+/// A lease of a millisecond began before its statement was answered, which is when its moment is
+/// taken; after this it is over for certain. Much more, and a fast hammer would never meet one.
+const LAPSED_AFTER: Duration = Duration::from_millis(10);
+
 impl Lease {
     fn has_lapsed(&self) -> bool {
         self.lapses
-            .is_some_and(|since| since.elapsed() > Duration::from_millis(100))
+            .is_some_and(|since| since.elapsed() > LAPSED_AFTER)
     }
 }
 
