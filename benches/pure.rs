@@ -79,7 +79,7 @@ fn begun() -> RunState {
     let mut decision = start(RunId::new(now(), 7), request, now(), &Settings::default());
     hand_over(&mut decision);
     Item::new(&mut decision).expect("rows");
-    decision.write.next
+    (*decision.write.next).clone()
 }
 
 fn completion(state: &RunState) -> Input {

@@ -140,7 +140,7 @@ fn engine_settings(settings: &Settings, server_id: &str) -> engine::Settings {
         activity_limits: task_limits(&settings.admission.activity_tasks),
         check_replays: settings.checks.replay,
         query_timeout_ms: settings.queries.timeout_seconds * 1_000,
-        lanes: usize::try_from(settings.database.commit_lanes).unwrap_or(2),
+        lanes: usize::try_from(settings.database.commit_lanes).unwrap_or(1),
         commit_batch: usize::try_from(settings.database.commit_batch).unwrap_or(1),
         // Two nodes on one machine must not take each other's hints for their own.
         node: format!(

@@ -193,7 +193,7 @@ impl Default for Settings {
                 url: None,
                 read_connections: 8,
                 hot_connections: 6,
-                commit_lanes: 2,
+                commit_lanes: 1,
                 commit_batch: MAX_COMMIT_BATCH,
                 migrate: true,
             },

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use chrono::{DateTime, SecondsFormat, Utc};
+use chrono::{DateTime, Utc};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 const MICROS_PER_MILLI: i64 = 1_000;
@@ -73,13 +73,52 @@ impl From<DateTime<Utc>> for Timestamp {
     }
 }
 
+/// Characters of a time as text.
+const TEXT_LENGTH: usize = 27;
+const SECONDS_PER_DAY: i64 = 86_400;
+
+/// Writes `digits` of a number, leading zeros included, so that they end before `end`.
+fn put(text: &mut [u8; TEXT_LENGTH], end: usize, digits: usize, mut number: i64) {
+    for place in (end - digits..end).rev() {
+        text[place] = b'0' + (number % 10) as u8;
+        number /= 10;
+    }
+}
+
+impl Timestamp {
+    /// The text of it. Every event and every answer has several, so it is written without the detour
+    /// over a calendar library; the date is computed as in Howard Hinnant's `civil_from_days`.
+    fn text(self) -> [u8; TEXT_LENGTH] {
+        let (seconds, micros) = (self.0 / MICROS_PER_SECOND, self.0 % MICROS_PER_SECOND);
+        let (days, of_day) = (seconds / SECONDS_PER_DAY, seconds % SECONDS_PER_DAY);
+        // Days since 0000-03-01, in eras of 400 years; years begin in March.
+        let shifted = days + 719_468;
+        let (era, of_era) = (shifted / 146_097, shifted % 146_097);
+        let year_of_era = (of_era - of_era / 1_460 + of_era / 36_524 - of_era / 146_096) / 365;
+        let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+        let from_march = (5 * of_year + 2) / 153;
+        let day = of_year - (153 * from_march + 2) / 5 + 1;
+        let month = if from_march < 10 {
+            from_march + 3
+        } else {
+            from_march - 9
+        };
+        let year = year_of_era + era * 400 + i64::from(month <= 2);
+        let mut text = *b"0000-00-00T00:00:00.000000Z";
+        put(&mut text, 4, 4, year);
+        put(&mut text, 7, 2, month);
+        put(&mut text, 10, 2, day);
+        put(&mut text, 13, 2, of_day / 3_600);
+        put(&mut text, 16, 2, of_day / 60 % 60);
+        put(&mut text, 19, 2, of_day % 60);
+        put(&mut text, 26, 6, micros);
+        text
+    }
+}
+
 impl fmt::Display for Timestamp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(
-            &self
-                .to_chrono()
-                .to_rfc3339_opts(SecondsFormat::Micros, true),
-        )
+        f.write_str(std::str::from_utf8(&self.text()).unwrap_or_default())
     }
 }
 
@@ -93,7 +132,7 @@ impl FromStr for Timestamp {
 
 impl Serialize for Timestamp {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
+        serializer.serialize_str(std::str::from_utf8(&self.text()).unwrap_or_default())
     }
 }
 
@@ -113,6 +152,25 @@ mod tests {
         let time = Timestamp::from_micros(1_784_335_200_000_000);
         assert_eq!(time.to_string(), "2026-07-18T00:40:00.000000Z");
         assert_eq!(time.to_string().parse(), Ok(time));
+    }
+
+    #[test]
+    fn the_text_is_what_the_calendar_says() {
+        let day = 86_400_000_000;
+        let mut micros = 0;
+        while micros <= LATEST {
+            let time = Timestamp::from_micros(micros);
+            let calendar = time
+                .to_chrono()
+                .to_rfc3339_opts(chrono::SecondsFormat::Micros, true);
+            assert_eq!(time.to_string(), calendar);
+            // Every day of the range, each at another time of the day.
+            micros += day + 7_654_321;
+        }
+        assert_eq!(
+            Timestamp::from_micros(i64::MAX).to_string(),
+            "9999-12-31T23:59:59.999999Z"
+        );
     }
 
     #[test]

@@ -131,7 +131,7 @@ impl Cache {
     pub fn written(&self, write: &RunWrite, base: Option<&Cached>) {
         let history = extend_history(write, base);
         let cached = Cached {
-            state: Arc::new(write.next.clone()),
+            state: Arc::clone(&write.next),
             history: history.map(Arc::new),
         };
         let slot = self.slot(write.next.id);

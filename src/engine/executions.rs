@@ -310,7 +310,7 @@ async fn start(
         match write(core, &mut decision, None).await? {
             Written::Committed(_) => {
                 return Ok(Started {
-                    state: Arc::new(decision.write.next),
+                    state: decision.write.next,
                     new: true,
                 });
             }

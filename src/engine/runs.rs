@@ -177,7 +177,7 @@ async fn process(core: &Core, run: RunId, jobs: Vec<Job>) {
         };
         match write(core, &mut decision, Some(&cached)).await {
             Ok(Written::Committed(at)) => {
-                let state = Arc::new(decision.write.next);
+                let state = decision.write.next;
                 let left = answer(round, said, &state, at);
                 put_front(&mut waiting, left);
                 tries = 0;

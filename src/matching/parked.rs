@@ -1,6 +1,6 @@
 //! One parked poll: who waits, and what is being done for it.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::oneshot;
 
@@ -60,11 +60,10 @@ impl Parked {
         }
     }
 
-    /// Whether `later` is the same poll of the same worker once more.
-    pub fn is_repeated_by(&self, later: &Self) -> bool {
-        self.poller.poll_request_id.is_some()
-            && self.poller.poll_request_id == later.poller.poll_request_id
-            && self.keys == later.keys
+    /// What its worker calls it, with the worker; `None` for a poll without a name.
+    pub fn name(&self) -> Option<(WorkerKey, Arc<str>)> {
+        let name = self.poller.poll_request_id.clone()?;
+        Some((self.worker.clone(), name))
     }
 
     pub fn end(&self, why: Ended) {

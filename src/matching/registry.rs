@@ -83,6 +83,8 @@ fn recheck_pause(now: Instant) -> Duration {
 struct Inner {
     queues: HashMap<QueueKey, Queue>,
     workers: HashMap<WorkerKey, BTreeMap<u64, Arc<Parked>>>,
+    /// Polls that have a name, by it: of each there is one, or a few while it is repeated.
+    named: HashMap<(WorkerKey, Arc<str>), Vec<Arc<Parked>>>,
     next_ticket: u64,
     /// Polls for other tasks than queries, and those for queries.
     parked: [usize; 2],
@@ -267,6 +269,14 @@ impl Inner {
                 self.workers.remove(&parked.worker);
             }
         }
+        if let Some(name) = parked.name()
+            && let Some(namesakes) = self.named.get_mut(&name)
+        {
+            namesakes.retain(|other| other.ticket != parked.ticket);
+            if namesakes.is_empty() {
+                self.named.remove(&name);
+            }
+        }
     }
 }
 
@@ -315,13 +325,14 @@ impl Registry {
             slot: Mutex::new(Slot::Waiting(sender)),
         });
         inner.insert(&parked);
-        let others = inner.workers.entry(worker).or_default();
-        for other in others
-            .values()
-            .filter(|other| other.is_repeated_by(&parked))
-        {
-            other.end(Ended::Repeated);
+        if let Some(name) = parked.name() {
+            let namesakes = inner.named.entry(name).or_default();
+            for other in namesakes.iter().filter(|other| other.keys == parked.keys) {
+                other.end(Ended::Repeated);
+            }
+            namesakes.push(Arc::clone(&parked));
         }
+        let others = inner.workers.entry(worker).or_default();
         others.insert(parked.ticket, Arc::clone(&parked));
         inner.parked[parked.pool()] += 1;
         if inner.queues.len() > IDLE_QUEUES_KEPT {
@@ -341,16 +352,17 @@ impl Registry {
 
     /// Whether a poll of the same id waits that takes other kinds of task.
     pub fn contradicts(&self, namespace: &Namespace, poller: &Poller) -> bool {
+        let Some(name) = poller.poll_request_id.clone() else {
+            return false;
+        };
         let worker = WorkerKey {
             namespace: namespace.clone(),
             worker: poller.owner.clone(),
         };
         let inner = self.inner();
-        let polls = inner.workers.get(&worker);
-        polls.is_some_and(|polls| {
-            polls.values().any(|parked| {
-                parked.poller.contradicts(poller) && !matches!(*parked.slot(), Slot::Over)
-            })
+        let namesakes = inner.named.get(&(worker, name)).into_iter().flatten();
+        namesakes.into_iter().any(|parked| {
+            parked.poller.contradicts(poller) && !matches!(*parked.slot(), Slot::Over)
         })
     }
 

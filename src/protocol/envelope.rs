@@ -65,6 +65,28 @@ impl EnvelopeBytes {
         Ok(answer)
     }
 
+    /// What every answer begins with, without the closing brace.
+    pub fn head(&self) -> &[u8] {
+        &self.head
+    }
+
+    /// What follows the head for an answer with these fields, as a serialized object without white
+    /// space around it. Both are sent one after the other, so that the head is never copied.
+    ///
+    /// # Errors
+    ///
+    /// [`EnvelopeError::NotAnObject`] for text that does not begin and end like an object.
+    pub fn rest(mut fields: Vec<u8>) -> Result<Vec<u8>, EnvelopeError> {
+        match fields.as_mut_slice() {
+            [b'{', b'}'] => {
+                fields.remove(0);
+            }
+            [open @ b'{', .., b'}'] => *open = b',',
+            _ => return Err(EnvelopeError::NotAnObject),
+        }
+        Ok(fields)
+    }
+
     /// Serializes an answer straight into the envelope.
     ///
     /// # Errors
@@ -115,6 +137,18 @@ mod tests {
         }
         let answer = text(envelope().serialize(&json!({"task": null})).unwrap());
         assert_eq!(answer, format!("{HEAD},\"task\":null}}"));
+    }
+
+    #[test]
+    fn head_and_rest_are_the_answer() {
+        for body in ["{}", r#"{"a":1}"#, r#"{"a":{"b":[]},"c":"}"}"#] {
+            let mut whole = envelope().head().to_vec();
+            whole.extend(EnvelopeBytes::rest(body.into()).unwrap());
+            assert_eq!(whole, envelope().wrap(body).unwrap());
+        }
+        for body in ["", "{", "}", "[]", "null", " {}"] {
+            assert!(EnvelopeBytes::rest(body.into()).is_err(), "{body}");
+        }
     }
 
     #[test]

@@ -1,11 +1,10 @@
 //! The door: the one statement that writes runs and tasks, for a whole batch of decisions at once.
 
-use std::sync::LazyLock;
-
 use chrono::{DateTime, Utc};
 use serde_json::value::RawValue;
 use sqlx::{PgConnection, Row};
 
+use super::door::{DOOR, Door, Parts};
 use super::item::{HeaderRow, Item};
 use super::pool;
 use super::trouble::Trouble;
@@ -32,59 +31,20 @@ pub enum Outcome {
     Unknown,
 }
 
-/// The door's text with its placeholders named: `{name:text,int}` stands for two array parameters.
-/// Tests break it on purpose, and see that it is noticed.
-pub const TEMPLATE: &str = include_str!("commit.sql");
-
-static STATEMENT: LazyLock<&'static str> = LazyLock::new(|| statement_from(TEMPLATE));
-
-/// A template with its placeholders numbered. The text stays for as long as the process lives.
-pub fn statement_from(template: &str) -> &'static str {
-    Box::leak(number_parameters(template).into_boxed_str())
-}
-
-fn number_parameters(template: &str) -> String {
-    let mut statement = String::with_capacity(template.len() + 1024);
-    let mut next = 1;
-    let mut rest = template;
-    while let Some(open) = rest.find('{') {
-        let Some(close) = rest[open..].find('}') else {
-            break;
-        };
-        statement.push_str(&rest[..open]);
-        let types = rest[open + 1..open + close]
-            .split_once(':')
-            .map_or("", |(_, types)| types);
-        let parameters: Vec<String> = types
-            .split(',')
-            .map(|kind| {
-                let parameter = format!("${next}::{kind}[]");
-                next += 1;
-                parameter
-            })
-            .collect();
-        statement.push_str(&parameters.join(", "));
-        rest = &rest[open + close + 1..];
-    }
-    statement.push_str(rest);
-    statement
-}
-
-/// The door's text, for checks of its plan.
-pub fn statement() -> &'static str {
-    *STATEMENT
-}
-
 macro_rules! columns {
-    ($($name:ident: $kind:ty),* $(,)?) => {
+    ($($part:ident { $($name:ident: $kind:ty),* $(,)? })*) => {
         /// The door's parameters, in the order of their placeholders.
         #[derive(Default)]
-        struct Columns<'a> { $($name: Vec<$kind>,)* _items: std::marker::PhantomData<&'a ()> }
+        struct Columns<'a> { $($($name: Vec<$kind>,)*)* _items: std::marker::PhantomData<&'a ()> }
 
         impl<'a> Columns<'a> {
-            fn bind(self, statement: &'static str) -> sqlx::query::Query<'a, sqlx::Postgres, sqlx::postgres::PgArguments> {
-                let query = sqlx::query(statement);
-                $(let query = query.bind(self.$name);)*
+            /// The form of the door that these columns need, with its parameters.
+            fn bind(self, door: &Door) -> sqlx::query::Query<'a, sqlx::Postgres, sqlx::postgres::PgArguments> {
+                let parts = self.parts();
+                let mut query = sqlx::query(door.form(parts));
+                $(if parts.has(Parts::$part) {
+                    $(query = query.bind(self.$name);)*
+                })*
                 query
             }
         }
@@ -92,35 +52,55 @@ macro_rules! columns {
 }
 
 columns! {
-    item_run: &'a str, item_version: i64, item_pre: i32, item_need: i32,
-    fence_ord: i32, fence_run: &'a str, fence_task: i32, fence_mode: i16, fence_owner: Option<&'a str>, fence_attempt: Option<i32>,
-    workflow_ord: i32, workflow_namespace: &'a str, workflow_id: &'a str, workflow_run: &'a str,
-    request_ord: i32, request_namespace: &'a str, request_workflow: &'a str, request_kind: &'a str, request_id: &'a str,
-    request_run: &'a str, request_command: i64, request_name: &'a str, request_digest: i64, request_target: &'a str,
-    request_made: Option<&'a str>,
-    created_ord: i32, created_run: &'a str, created_namespace: &'a str, created_workflow: &'a str, created_number: i32,
-    created_type: &'a str, created_queue: &'a str, created_business_key: Option<&'a str>, created_build: Option<&'a str>,
-    created_next_event: i64, created_status: i16, created_started: DateTime<Utc>, created_memo: &'a str, created_attributes: &'a str,
-    changed_ord: i32, changed_run: &'a str, changed_version: i64, changed_next_event: i64, changed_status: i16,
-    changed_reason: Option<&'a str>, changed_closed: Option<DateTime<Utc>>, changed_progress: DateTime<Utc>, changed_archived: bool,
-    changed_memo: Option<&'a str>, changed_attributes: Option<&'a str>,
-    moved_ord: i32, moved_namespace: &'a str, moved_workflow: &'a str, moved_run: &'a str, moved_number: i32,
-    made_ord: i32, made_namespace: &'a str, made_workflow: &'a str, made_run: &'a str,
-    history_ord: i32, history_run: &'a str, history_first: i64, history_version: i64, history_count: i32,
-    history_events: &'a str, history_journal: &'a str,
-    closed_ord: i32, closed_run: &'a str, closed_task: i32,
-    again_ord: i32, again_run: &'a str, again_task: i32, again_visible: DateTime<Utc>,
-    again_blocked: Option<&'a str>,
-    opened_ord: i32, opened_run: &'a str, opened_task: i32, opened_kind: i16, opened_namespace: &'a str, opened_queue: &'a str,
-    opened_type: &'a str, opened_priority: i16, opened_fairness_key: Option<&'a str>, opened_fairness_weight: i16,
-    opened_build: Option<&'a str>, opened_needs: i64, opened_session: Option<&'a str>, opened_session_id: Option<&'a str>,
-    opened_visible: DateTime<Utc>, opened_owner: Option<&'a str>,
-    opened_lease_ms: i64, opened_start_to_close_ms: Option<i64>, opened_heartbeat_ms: Option<i64>,
-    opened_poll: Option<&'a str>, opened_seen: Option<i64>, opened_knows: Option<i64>,
-    set_ord: i32, set_run: &'a str, set_kind: i16, set_no: i32, set_due: DateTime<Utc>,
-    cancelled_ord: i32, cancelled_run: &'a str, cancelled_kind: i16, cancelled_no: i32,
-    marked_ord: i32, marked_run: &'a str, marked_task: i32, marked_needs: Option<i64>, marked_cancel: bool,
-    relays_ord: i32, relays_run: &'a str, relays_event: i64, relays_body: &'a str,
+    NONE {
+        item_run: &'a str, item_version: i64, item_pre: i32, item_need: i32,
+        fence_ord: i32, fence_run: &'a str, fence_task: i32, fence_mode: i16, fence_owner: Option<&'a str>, fence_attempt: Option<i32>,
+    }
+    WORKFLOWS {
+        workflow_ord: i32, workflow_namespace: &'a str, workflow_id: &'a str, workflow_run: &'a str,
+    }
+    REQUESTS {
+        request_ord: i32, request_namespace: &'a str, request_workflow: &'a str, request_kind: &'a str, request_id: &'a str,
+        request_run: &'a str, request_command: i64, request_name: &'a str, request_digest: i64, request_target: &'a str,
+        request_made: Option<&'a str>,
+    }
+    CREATED {
+        created_ord: i32, created_run: &'a str, created_namespace: &'a str, created_workflow: &'a str, created_number: i32,
+        created_type: &'a str, created_queue: &'a str, created_business_key: Option<&'a str>, created_build: Option<&'a str>,
+        created_next_event: i64, created_status: i16, created_started: DateTime<Utc>, created_memo: &'a str, created_attributes: &'a str,
+    }
+    CHANGED {
+        changed_ord: i32, changed_run: &'a str, changed_version: i64, changed_next_event: i64, changed_status: i16,
+        changed_reason: Option<&'a str>, changed_closed: Option<DateTime<Utc>>, changed_progress: DateTime<Utc>, changed_archived: bool,
+        changed_memo: Option<&'a str>, changed_attributes: Option<&'a str>,
+    }
+    FAMILY {
+        moved_ord: i32, moved_namespace: &'a str, moved_workflow: &'a str, moved_run: &'a str, moved_number: i32,
+        made_ord: i32, made_namespace: &'a str, made_workflow: &'a str, made_run: &'a str,
+    }
+    CLOSED { closed_ord: i32, closed_run: &'a str, closed_task: i32 }
+    TOUCHED {
+        again_ord: i32, again_run: &'a str, again_task: i32, again_visible: DateTime<Utc>,
+        again_blocked: Option<&'a str>,
+    }
+    OPENED {
+        opened_ord: i32, opened_run: &'a str, opened_task: i32, opened_kind: i16, opened_namespace: &'a str, opened_queue: &'a str,
+        opened_type: &'a str, opened_priority: i16, opened_fairness_key: Option<&'a str>, opened_fairness_weight: i16,
+        opened_build: Option<&'a str>, opened_needs: i64, opened_session: Option<&'a str>, opened_session_id: Option<&'a str>,
+        opened_visible: DateTime<Utc>, opened_owner: Option<&'a str>,
+        opened_lease_ms: i64, opened_start_to_close_ms: Option<i64>, opened_heartbeat_ms: Option<i64>,
+        opened_poll: Option<&'a str>, opened_seen: Option<i64>, opened_knows: Option<i64>,
+    }
+    TIMERS {
+        set_ord: i32, set_run: &'a str, set_kind: i16, set_no: i32, set_due: DateTime<Utc>,
+        cancelled_ord: i32, cancelled_run: &'a str, cancelled_kind: i16, cancelled_no: i32,
+    }
+    TOUCHED { marked_ord: i32, marked_run: &'a str, marked_task: i32, marked_needs: Option<i64>, marked_cancel: bool }
+    FAMILY { relays_ord: i32, relays_run: &'a str, relays_event: i64, relays_body: &'a str }
+    NONE {
+        history_ord: i32, history_run: &'a str, history_first: i64, history_version: i64, history_count: i32,
+        history_events: &'a [u8], history_journal: &'a [u8],
+    }
 }
 
 /// Mode of a task row that is written without a fence: only locked, together with the fenced ones.
@@ -135,6 +115,26 @@ impl<'a> Columns<'a> {
             to.push(small(place + 1), item);
         }
         to
+    }
+
+    /// What these columns need of the door.
+    fn parts(&self) -> Parts {
+        let requests = !self.request_ord.is_empty();
+        let family =
+            !self.moved_ord.is_empty() || !self.made_ord.is_empty() || !self.relays_ord.is_empty();
+        [
+            Parts::WORKFLOWS.if_any(requests || !self.workflow_ord.is_empty()),
+            Parts::REQUESTS.if_any(requests),
+            Parts::CREATED.if_any(!self.created_ord.is_empty()),
+            Parts::CHANGED.if_any(!self.changed_ord.is_empty()),
+            Parts::FAMILY.if_any(family),
+            Parts::CLOSED.if_any(!self.closed_ord.is_empty()),
+            Parts::OPENED.if_any(!self.opened_ord.is_empty()),
+            Parts::TOUCHED.if_any(!self.again_ord.is_empty() || !self.marked_ord.is_empty()),
+            Parts::TIMERS.if_any(!self.set_ord.is_empty() || !self.cancelled_ord.is_empty()),
+        ]
+        .into_iter()
+        .fold(Parts::NONE, Parts::and)
     }
 
     fn push(&mut self, ord: i32, item: &'a Item) {
@@ -317,19 +317,19 @@ fn small(n: usize) -> i32 {
 /// An item that makes the statement fail is found by writing them one by one, so that it never
 /// takes its neighbours with it.
 pub async fn commit(connection: &mut PgConnection, items: &[Item]) -> Vec<Outcome> {
-    commit_with(connection, statement(), items).await
+    commit_with(connection, *DOOR, items).await
 }
 
-/// [`commit`] with another text for the door, see [`TEMPLATE`].
+/// [`commit`] with another text for the door, see [`super::door::TEMPLATE`].
 pub async fn commit_with(
     connection: &mut PgConnection,
-    statement: &'static str,
+    door: &Door,
     items: &[Item],
 ) -> Vec<Outcome> {
     let mut order: Vec<usize> = (0..items.len()).collect();
     order.sort_by_key(|place| items[*place].run);
     let sorted: Vec<&Item> = order.iter().map(|place| &items[*place]).collect();
-    let written = match write(connection, statement, &sorted).await {
+    let written = match write(connection, door, &sorted).await {
         Ok(written) => written,
         Err(error) if Trouble::of(&error) == Trouble::Connection => {
             tracing::warn!(error = %error, items = items.len(), "commit: connection lost");
@@ -338,7 +338,7 @@ pub async fn commit_with(
         Err(error) if items.len() == 1 => vec![failed(&error, sorted[0])],
         Err(error) => {
             tracing::warn!(error = %error, items = items.len(), "commit: batch failed, one by one");
-            one_by_one(connection, statement, &sorted).await
+            one_by_one(connection, door, &sorted).await
         }
     };
     let mut outcomes = vec![Outcome::Unknown; items.len()];
@@ -350,14 +350,10 @@ pub async fn commit_with(
 
 /// The items of a statement that failed, each on its own. Once the connection is gone the rest is
 /// known not to be written.
-async fn one_by_one(
-    connection: &mut PgConnection,
-    statement: &'static str,
-    items: &[&Item],
-) -> Vec<Outcome> {
+async fn one_by_one(connection: &mut PgConnection, door: &Door, items: &[&Item]) -> Vec<Outcome> {
     let mut outcomes = Vec::with_capacity(items.len());
     for item in items {
-        match write(connection, statement, std::slice::from_ref(item)).await {
+        match write(connection, door, std::slice::from_ref(item)).await {
             Ok(written) => outcomes.push(written.first().copied().unwrap_or(Outcome::Unknown)),
             Err(error) if Trouble::of(&error) == Trouble::Connection => {
                 tracing::warn!(error = %error, "commit: connection lost");
@@ -383,10 +379,10 @@ fn failed(error: &sqlx::Error, item: &Item) -> Outcome {
 
 async fn write(
     connection: &mut PgConnection,
-    statement: &'static str,
+    door: &Door,
     items: &[&Item],
 ) -> sqlx::Result<Vec<Outcome>> {
-    let query = Columns::of(items).bind(statement);
+    let query = Columns::of(items).bind(door);
     let row = pool::bounded(query.fetch_one(connection)).await?;
     let accepted: Vec<bool> = row.try_get(0)?;
     let now: DateTime<Utc> = row.try_get(1)?;
@@ -426,19 +422,4 @@ pub async fn connect(options: &sqlx::postgres::PgConnectOptions) -> sqlx::Result
         .application_name("leasehold commit")
         .options(PINNED.iter().copied());
     pool::connect(&options).await
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_placeholder_has_a_column() {
-        let text = statement();
-        assert!(!text.contains('{'), "a placeholder was left");
-        let highest = (1..)
-            .take_while(|n| text.contains(&format!("${n}::")))
-            .count();
-        assert_eq!(highest, 114, "parameters in the statement");
-    }
 }

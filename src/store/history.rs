@@ -3,11 +3,11 @@
 use super::pool::PgPool;
 use serde_json::value::RawValue;
 
-use super::unsigned;
+use super::{packed, unsigned};
 use crate::domain::ids::RunId;
 
 /// A batch of events as stored, with the number of its first one.
-type Stored = (i64, i32, String);
+type Stored = (i64, i32, Vec<u8>);
 
 /// The events `from..=to` of a run as JSON objects separated by commas, without brackets, and how
 /// many they are.
@@ -29,10 +29,10 @@ pub async fn range(pool: &PgPool, run: RunId, from: u64, to: u64) -> sqlx::Resul
     .bind(to.cast_signed())
     .fetch_all(pool)
     .await?;
-    let mut page =
-        String::with_capacity(batches.iter().map(|(_, _, events)| events.len() + 1).sum());
+    let mut page = String::new();
     let mut count = 0;
     for (first, events_in_batch, events) in &batches {
+        let events = &packed::unpack(events)?;
         let first = unsigned(*first);
         let last = first + unsigned(i64::from(*events_in_batch)) - 1;
         count += append(&mut page, first, last, events, from, to)

@@ -1,5 +1,6 @@
 //! A decision as rows: what the door writes for it, in the door's own columns.
 
+use super::packed;
 use crate::domain::decision::{Claim, Decision, HandOff, RunWrite, TaskEffect, TimerEffect};
 use crate::domain::event::Body;
 use crate::domain::ids::RunId;
@@ -87,8 +88,9 @@ pub(super) struct HistoryRow {
     pub first_event_id: i64,
     pub version: i64,
     pub event_count: i32,
-    pub events: Arc<str>,
-    pub journal: String,
+    /// Both packed.
+    pub events: Vec<u8>,
+    pub journal: Vec<u8>,
 }
 
 /// A task that is opened.
@@ -299,8 +301,8 @@ fn run_rows(write: &mut RunWrite, claims_workflow: bool) -> serde_json::Result<R
         first_event_id: long(write.first_event),
         version: long(next.version),
         event_count: i32::try_from(write.events.len()).unwrap_or(i32::MAX),
-        events: sealed.events,
-        journal: sealed.journal,
+        events: packed::pack(&sealed.events),
+        journal: packed::pack(&sealed.journal),
     };
     let mut rows = RunRows {
         run_id: next.id.to_string(),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::pool::PgPool;
 use sqlx::FromRow;
 
-use super::{run_id, unsigned, unsigned32};
+use super::{packed, run_id, unsigned, unsigned32};
 use crate::domain::ids::{Namespace, RunId, WorkflowId};
 
 /// One stored batch of a run.
@@ -28,19 +28,21 @@ struct BatchRow {
     version: i64,
     first_event_id: i64,
     event_count: i32,
-    events: String,
-    journal: String,
+    events: Vec<u8>,
+    journal: Vec<u8>,
 }
 
-impl From<BatchRow> for Batch {
-    fn from(row: BatchRow) -> Self {
-        Self {
+impl TryFrom<BatchRow> for Batch {
+    type Error = packed::Damaged;
+
+    fn try_from(row: BatchRow) -> Result<Self, Self::Error> {
+        Ok(Self {
             version: unsigned(row.version),
             first_event: unsigned(row.first_event_id),
             count: unsigned32(row.event_count),
-            events: row.events.into(),
-            journal: row.journal.into(),
-        }
+            events: packed::unpack(&row.events)?.into(),
+            journal: packed::unpack(&row.journal)?.into(),
+        })
     }
 }
 
@@ -65,7 +67,8 @@ pub async fn batches_after(
     .bind(version.cast_signed())
     .fetch_all(pool)
     .await?;
-    Ok(rows.into_iter().map(Batch::from).collect())
+    let batches: Result<_, packed::Damaged> = rows.into_iter().map(Batch::try_from).collect();
+    Ok(batches?)
 }
 
 /// A run as its header identifies it.

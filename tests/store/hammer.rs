@@ -16,6 +16,7 @@ use leasehold::domain::run::{
     Verdict, WorkflowTaskReport, decide,
 };
 use leasehold::store::commit::{self, Outcome};
+use leasehold::store::door::{DOOR, Door};
 use leasehold::store::item::Item;
 use leasehold::store::lease::{Lost, Renewal, Which};
 use leasehold::store::{claim, lease};
@@ -116,7 +117,7 @@ impl Shared {
 ///
 /// # Errors
 /// The first thing that was not as it must be.
-pub async fn hammer(statement: &'static str, force: Force, seed: u64) -> Result<Tally, String> {
+pub async fn hammer(door: &'static Door, force: Force, seed: u64) -> Result<Tally, String> {
     let bench = Bench::new().await;
     let mut admin = bench.db.connect().await;
     let name = column(&mut admin, "select current_database()::text")
@@ -138,7 +139,7 @@ pub async fn hammer(statement: &'static str, force: Force, seed: u64) -> Result<
         writers.spawn(write(
             Arc::clone(&shared),
             door,
-            statement,
+            door,
             force,
             n,
             Dice(seed + n),
@@ -179,7 +180,7 @@ pub async fn hammer(statement: &'static str, force: Force, seed: u64) -> Result<
 async fn write(
     shared: Arc<Shared>,
     mut door: PgConnection,
-    statement: &'static str,
+    written_through: &'static Door,
     force: Force,
     me: u64,
     mut dice: Dice,
@@ -193,7 +194,7 @@ async fn write(
             .iter_mut()
             .map(|(decision, _)| item(decision))
             .collect();
-        let outcomes = commit::commit_with(&mut door, statement, &items).await;
+        let outcomes = commit::commit_with(&mut door, written_through, &items).await;
         for ((decision, entry), outcome) in decisions.into_iter().zip(outcomes) {
             match outcome {
                 Outcome::Committed(_) => accept(&shared, decision, entry),
@@ -815,7 +816,7 @@ async fn same(
 async fn hammer_the_door(name: &str, force: Force) -> Tally {
     let seed = uuid::Uuid::new_v4().as_u64_pair().0;
     let began = Instant::now();
-    let tally = hammer(commit::statement(), force, seed).await;
+    let tally = hammer(*DOOR, force, seed).await;
     let tally = tally.unwrap_or_else(|why| panic!("seed {seed}: {why}"));
     println!(
         "hammer, {name}: {tally:?} in {:.1} s",

@@ -2,7 +2,7 @@
 //! notice is listed with the reason.
 
 use futures_util::{StreamExt, stream};
-use leasehold::store::commit::{TEMPLATE, statement_from};
+use leasehold::store::door::{Door, TEMPLATE};
 
 use crate::hammer::{Force, hammer};
 
@@ -190,14 +190,14 @@ async fn survivors(mutants: &[Mutant]) -> Vec<&'static str> {
                 1,
                 "{name}: the text is in the door once"
             );
-            let statement = statement_from(&TEMPLATE.replacen(from, to, 1));
+            let door = Door::new(&TEMPLATE.replacen(from, to, 1));
             let force = match name.split(' ').nth(1) {
                 Some("locked" | "not") => CROWD,
                 Some("ids") if name.contains("order") => STARTS,
                 _ => FORCE,
             };
             for go in 0..GOES {
-                if let Err(why) = hammer(statement, force, go).await {
+                if let Err(why) = hammer(door, force, go).await {
                     return (name, Some((go, why)));
                 }
             }

@@ -356,7 +356,7 @@ pub struct RunWrite {
     /// Effects on tasks and timers.
     pub effects: Effects,
     /// The state after the write.
-    pub next: RunState,
+    pub next: Arc<RunState>,
     /// The events as they are stored and served, once they are sealed.
     pub text: Option<Arc<str>>,
 }
@@ -377,7 +377,7 @@ impl RunWrite {
     /// # Errors
     /// A payload cannot be written as JSON, which no value of these types provokes.
     pub fn seal(&mut self) -> serde_json::Result<Sealed> {
-        let next = &mut self.next;
+        let next = Arc::make_mut(&mut self.next);
         let sealed = Sealed {
             events: Event::write_all(next.id, &next.begun.namespace, &self.events)?.into(),
             journal: serde_json::to_string(&self.facts)?,
@@ -398,7 +398,7 @@ impl RunWrite {
         if task.routing.kind == TaskKind::Activity {
             let event = super::activity::started_event(&self.next, no, FIRST_ATTEMPT, &owner, now);
             if let Some(event) = event {
-                self.next.apply(&event);
+                Arc::make_mut(&mut self.next).apply(&event);
                 self.events.push(event);
             }
         }
@@ -441,7 +441,7 @@ impl Decision {
         self.write.effects.then(later.write.effects);
         let version = self.write.next.version;
         self.write.next = later.write.next;
-        self.write.next.version = version;
+        Arc::make_mut(&mut self.write.next).version = version;
         self.created.extend(later.created);
         for fence in later.fences {
             if !self.fences.contains(&fence) {

@@ -209,7 +209,7 @@ impl<'a> Draft<'a> {
                 events: self.events,
                 facts: self.facts,
                 effects: self.effects,
-                next: self.state,
+                next: Arc::new(self.state),
                 text: None,
             },
             created: self.created,

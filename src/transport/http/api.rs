@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use actix_web::http::header::CONTENT_ENCODING;
+use actix_web::web::Bytes;
 use actix_web::{HttpRequest, HttpResponse, HttpResponseBuilder};
 use metrics_exporter_prometheus::PrometheusHandle;
 
@@ -39,6 +40,8 @@ pub struct Api {
     pub timing: Timing,
     /// Version and capabilities, in front of every answer of the worker plane.
     pub envelope: Arc<EnvelopeBytes>,
+    /// Its beginning, shared by all answers.
+    pub envelope_head: Bytes,
     /// Name of this node.
     pub server_id: String,
     /// Which routes exist, to tell 404 from 405.
@@ -75,9 +78,11 @@ impl Api {
         }
         let timing = timing(&settings);
         let capabilities = server_capabilities(&advertised, &supported, &timing);
+        let envelope = EnvelopeBytes::new(&advertised, &capabilities);
         Ok(Self {
             gate: Gate::new(settings.auth.token.as_ref().map(|token| token.reveal())),
-            envelope: Arc::new(EnvelopeBytes::new(&advertised, &capabilities)),
+            envelope_head: Bytes::copy_from_slice(envelope.head()),
+            envelope: Arc::new(envelope),
             engine,
             settings,
             commands: supported.commands(&advertised).collect(),

@@ -103,6 +103,10 @@ pub fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<Result<T, Problems>, Ba
     if body.first() != Some(&b'{') {
         return Ok(Err(Problems::of("body", "must be an object")));
     }
+    // Keeping track of the path costs more than reading: only what fails is read once more for it.
+    if let Ok(value) = serde_json::from_slice(body) {
+        return Ok(nul_free(body).map(|()| value));
+    }
     let mut reader = serde_json::Deserializer::from_slice(body);
     let parsed: Result<T, _> = serde_path_to_error::deserialize(&mut reader);
     let error = match parsed {
@@ -135,6 +139,9 @@ fn wrong_type(error: &serde_path_to_error::Error<serde_json::Error>) -> (String,
 pub fn typed<T: DeserializeOwned>(json: &str) -> Result<T, (String, String)> {
     if !json.starts_with('{') {
         return Err((String::new(), "must be an object".to_owned()));
+    }
+    if let Ok(value) = serde_json::from_str(json) {
+        return Ok(value);
     }
     let mut reader = serde_json::Deserializer::from_str(json);
     serde_path_to_error::deserialize(&mut reader).map_err(|error| wrong_type(&error))
@@ -236,7 +243,7 @@ fn without_position(message: &str) -> String {
 /// Refuses U+0000 anywhere in a string: the database cannot hold it.
 fn nul_free(body: &[u8]) -> Result<(), Problems> {
     const ESCAPED: &[u8] = b"\\u0000";
-    if !body.windows(ESCAPED.len()).any(|window| window == ESCAPED) {
+    if !body.contains(&b'\\') || !body.windows(ESCAPED.len()).any(|window| window == ESCAPED) {
         return Ok(());
     }
     let Ok(value) = serde_json::from_slice::<serde_json::Value>(body) else {

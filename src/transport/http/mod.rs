@@ -9,6 +9,7 @@ pub mod documents;
 mod fields;
 mod identify;
 pub mod info;
+mod metrics;
 pub mod native;
 pub mod openapi;
 mod problems;

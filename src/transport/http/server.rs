@@ -1,8 +1,9 @@
 //! The listener: assembled from the planes, observed, and stopped in order.
 
+use std::cell::Cell;
 use std::net::TcpListener;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use actix_web::body::MessageBody;
 use actix_web::dev::{Server, ServiceRequest, ServiceResponse};
@@ -15,7 +16,7 @@ use tracing::Instrument;
 use utoipa_actix_web::AppExt;
 
 use super::api::Api;
-use super::{control, docs, info, native};
+use super::{control, docs, info, metrics, native};
 
 /// Header with the id of a request, taken over from the caller or made here.
 pub const REQUEST_ID: &str = "X-Request-Id";
@@ -60,43 +61,49 @@ pub fn serve(listener: TcpListener, api: Arc<Api>, threads: usize) -> std::io::R
     Ok(server.listen(listener)?.run())
 }
 
-/// Gives each request an id, a span and its metrics.
+/// Gives each request an id and its metrics, and logs what went wrong.
 async fn observe<B: MessageBody>(
     request: ServiceRequest,
     next: Next<B>,
 ) -> Result<ServiceResponse<B>, actix_web::Error> {
     let began = Instant::now();
     let id = request_id(&request);
-    let method = request.method().clone();
-    let span = tracing::info_span!("request", id = %id, method = %method);
-    let mut response = next.call(request).instrument(span.clone()).await?;
-    let route = response
-        .request()
-        .match_pattern()
-        .unwrap_or_else(|| "unknown".to_owned());
+    let method = metrics::method(request.method());
+    // Nobody looks at it on the default level, and then it costs nothing.
+    let span = tracing::debug_span!("request", id = %id, method);
+    let mut response = next.call(request).instrument(span).await?;
     let status = response.status();
-    let seconds = began.elapsed().as_secs_f64();
-    let polled = route.ends_with("/poll");
-    metrics::counter!("dw_requests_total", "method" => method.to_string(), "route" => route.clone(), "status" => status.as_u16().to_string())
-        .increment(1);
-    if !polled {
-        metrics::histogram!("dw_request_seconds", "route" => route.clone()).record(seconds);
+    let took = began.elapsed();
+    let seconds = took.as_secs_f64();
+    let done = response.request();
+    let route = done
+        .app_data::<Data<Api>>()
+        .and_then(|api| api.routes.find(done.path()));
+    metrics::answered(route, method, status, took);
+    let route = route.map_or(metrics::UNKNOWN, |(_, pattern)| pattern);
+    let status_code = status.as_u16();
+    if status == StatusCode::INTERNAL_SERVER_ERROR {
+        tracing::error!(
+            id,
+            method,
+            route,
+            status = status_code,
+            seconds,
+            "request failed"
+        );
+    } else if status.is_server_error() {
+        // Nobody answered in time, or the database is away: said to the caller, and no defect.
+        tracing::warn!(
+            id,
+            method,
+            route,
+            status = status_code,
+            seconds,
+            "request not served"
+        );
+    } else {
+        tracing::debug!(id, route, status = status_code, seconds, "request");
     }
-    span.in_scope(|| {
-        if status == StatusCode::INTERNAL_SERVER_ERROR {
-            tracing::error!(route, status = status.as_u16(), seconds, "request failed");
-        } else if status.is_server_error() {
-            // Nobody answered in time, or the database is away: said to the caller, and no defect.
-            tracing::warn!(
-                route,
-                status = status.as_u16(),
-                seconds,
-                "request not served"
-            );
-        } else {
-            tracing::debug!(route, status = status.as_u16(), seconds, "request");
-        }
-    });
     if let Ok(value) = HeaderValue::from_str(&id) {
         response
             .headers_mut()
@@ -116,5 +123,38 @@ fn request_id(request: &ServiceRequest) -> String {
                     .bytes()
                     .all(|byte| byte.is_ascii_alphanumeric() || b"._:-".contains(&byte))
         })
-        .map_or_else(|| uuid::Uuid::now_v7().to_string(), str::to_owned)
+        .map_or_else(new_request_id, str::to_owned)
+}
+
+/// An id that no other request has: a UUID of version 7 whose random bits come from one draw of the
+/// thread and a counter, since asking the system for each costs more than the rest of the id.
+fn new_request_id() -> String {
+    thread_local! {
+        static DRAWN: Cell<u128> = Cell::new(uuid::Uuid::new_v4().as_u128());
+    }
+    let next = DRAWN.get().wrapping_add(1);
+    DRAWN.set(next);
+    let millis = SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(0));
+    let mut random = [0; 10];
+    random.copy_from_slice(&next.to_be_bytes()[6..]);
+    uuid::Builder::from_unix_timestamp_millis(millis, &random)
+        .into_uuid()
+        .to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn requests_have_ids_of_their_own() {
+        let ids: HashSet<String> = (0..1_000).map(|_| new_request_id()).collect();
+        assert_eq!(ids.len(), 1_000);
+        let parsed = ids.iter().filter_map(|id| uuid::Uuid::parse_str(id).ok());
+        assert!(parsed.map(|id| id.get_version_num()).all(|n| n == 7));
+    }
 }

@@ -106,16 +106,19 @@ impl Answer {
         if let Some(allow) = self.allow {
             response.insert_header((ALLOW, allow));
         }
-        let mut body = Value::Object(self.fields).to_string();
+        // A map of values with text for keys always serializes.
+        let mut body = serde_json::to_vec(&self.fields).unwrap_or_default();
         for (key, json) in self.raw {
             body.pop();
             if body.len() > 1 {
-                body.push(',');
+                body.push(b',');
             }
-            body.push_str(&format!("\"{key}\":{json}}}"));
+            body.extend_from_slice(format!("\"{key}\":").as_bytes());
+            body.extend_from_slice(json.as_bytes());
+            body.push(b'}');
         }
         let api = request.app_data::<Data<Api>>();
-        match api.and_then(|api| api.encode(request, body.as_bytes())) {
+        match api.and_then(|api| api.encode(request, &body)) {
             Some((encoded, coding)) => response
                 .insert_header((CONTENT_ENCODING, coding))
                 .body(encoded),

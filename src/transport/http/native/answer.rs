@@ -5,7 +5,9 @@ use std::task::{Context, Poll};
 
 use actix_web::body::{BodySize, BoxBody, MessageBody};
 use actix_web::http::StatusCode;
-use actix_web::http::header::{ALLOW, CONTENT_ENCODING, CONTENT_TYPE, RETRY_AFTER};
+use actix_web::http::header::{
+    ACCEPT_ENCODING, ALLOW, CONTENT_ENCODING, CONTENT_TYPE, RETRY_AFTER,
+};
 use actix_web::web::{Bytes, Data};
 use actix_web::{HttpRequest, HttpResponse, Responder};
 use serde::Serialize;
@@ -13,6 +15,7 @@ use serde_json::{Map, Value, json};
 
 use crate::engine::Fault;
 use crate::matching::Grant;
+use crate::protocol::envelope::EnvelopeBytes;
 use crate::protocol::reason::Reason;
 use crate::protocol::version::PROTOCOL_HEADER;
 
@@ -202,15 +205,20 @@ impl Responder for Native {
                 grant,
             }) => {
                 let mut response = builder(api, status);
-                let mut body = envelope(api, &fields);
-                if let Some((encoded, coding)) = api.encode(request, &body) {
-                    response.insert_header((CONTENT_ENCODING, coding));
-                    body = encoded;
+                if request.headers().contains_key(ACCEPT_ENCODING) {
+                    let body = envelope(api, &fields);
+                    let body = match api.encode(request, &body) {
+                        Some((encoded, coding)) => {
+                            response.insert_header((CONTENT_ENCODING, coding));
+                            encoded
+                        }
+                        None => body,
+                    };
+                    return response.body(Carrier::new(vec![body.into()], grant));
                 }
-                match grant {
-                    None => response.body(body),
-                    Some(grant) => response.body(Carrier::new(body, grant)),
-                }
+                let rest = EnvelopeBytes::rest(fields).unwrap_or_default();
+                let head = api.envelope_head.clone();
+                response.body(Carrier::new(vec![head, rest.into()], grant))
             }
         }
     }
@@ -227,18 +235,20 @@ fn envelope(api: &Api, fields: &[u8]) -> Vec<u8> {
     api.envelope.wrap(fields).unwrap_or_default()
 }
 
-/// A body that carries a task: once all of it was written the worker holds the lease; dropped before
-/// that, the lease is given back.
+/// A body in parts, which may carry a task: once all of it was written the worker holds the lease;
+/// dropped before that, the lease is given back.
 struct Carrier {
-    body: Option<Bytes>,
+    size: u64,
+    parts: std::vec::IntoIter<Bytes>,
     written: bool,
-    grant: Box<Grant>,
+    grant: Option<Box<Grant>>,
 }
 
 impl Carrier {
-    fn new(body: Vec<u8>, grant: Box<Grant>) -> Self {
+    fn new(parts: Vec<Bytes>, grant: Option<Box<Grant>>) -> Self {
         Self {
-            body: Some(body.into()),
+            size: parts.iter().map(|part| part.len() as u64).sum(),
+            parts: parts.into_iter(),
             written: false,
             grant,
         }
@@ -249,24 +259,26 @@ impl MessageBody for Carrier {
     type Error = std::convert::Infallible;
 
     fn size(&self) -> BodySize {
-        BodySize::Sized(self.body.as_ref().map_or(0, |body| body.len() as u64))
+        BodySize::Sized(self.size)
     }
 
     fn poll_next(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Bytes, Self::Error>>> {
-        if let Some(body) = self.body.take() {
-            return Poll::Ready(Some(Ok(body)));
+        if let Some(part) = self.parts.next() {
+            return Poll::Ready(Some(Ok(part)));
         }
-        if !self.written {
+        if self.grant.is_some() && !self.written {
             // The connection now writes what it has. It comes back only if that went well and the
             // client is still there; otherwise this is dropped.
             self.written = true;
             context.waker().wake_by_ref();
             return Poll::Pending;
         }
-        self.grant.delivered();
+        if let Some(grant) = &mut self.grant {
+            grant.delivered();
+        }
         Poll::Ready(None)
     }
 }
@@ -301,7 +313,7 @@ mod tests {
                 heartbeat_due_at: None,
             };
             let grant = Box::new(Grant::new(lease, releases));
-            let mut carrier = Box::pin(Carrier::new(b"{}".to_vec(), grant));
+            let mut carrier = Box::pin(Carrier::new(vec!["{}".into()], Some(grant)));
             let mut context = Context::from_waker(std::task::Waker::noop());
             assert_eq!(carrier.size(), BodySize::Sized(2));
             let mut ended = false;

@@ -287,7 +287,7 @@ impl Db {
             );
         }
         let stored = self.runs.entry(run).or_insert_with(|| Stored {
-            state: write.next.clone(),
+            state: (*write.next).clone(),
             batches: Vec::new(),
             events: Vec::new(),
             tasks: BTreeMap::new(),
@@ -299,7 +299,7 @@ impl Db {
             .batches
             .push((sealed.events.to_string(), sealed.journal));
         stored.events.append(&mut write.events);
-        stored.state = write.next;
+        stored.state = std::sync::Arc::unwrap_or_clone(write.next);
         for (no, effect) in write.effects.tasks() {
             match effect {
                 TaskEffect::Open(task) => {
