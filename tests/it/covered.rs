@@ -79,6 +79,28 @@ impl Noting {
         task
     }
 
+    /// The next workflow task that carries an update; tasks before it have nothing to do.
+    async fn poll_update(&self) -> Value {
+        loop {
+            let task = self.poll("workflow").await;
+            if task["workflow_update_id"].is_string() {
+                return task;
+            }
+            self.report("workflow", &task, "fail", waits()).await;
+        }
+    }
+
+    /// Takes the next update and answers it.
+    async fn answer_update(&self) {
+        let task = self.poll_update().await;
+        let done = json!([{
+            "type": "complete_update", "update_id": task["workflow_update_id"],
+            "result": envelope(json!(1)),
+        }]);
+        let done = json!({"commands": done});
+        self.report("workflow", &task, "complete", done).await;
+    }
+
     async fn start(&self, workflow: &str, status: u16) -> String {
         let body = json!({
             "workflow_id": workflow, "workflow_type": "flow", "task_queue": "q",
@@ -93,6 +115,11 @@ impl Noting {
         let (own, path) = (self.clone(), path.to_owned());
         tokio::spawn(async move { own.post(&path, body, status).await })
     }
+}
+
+/// What a worker says that finds nothing to do.
+fn waits() -> Value {
+    json!({"failure": {"message": "no", "type": "WorkflowTaskWaitingForHistory"}})
 }
 
 fn registration(worker: &str) -> Value {
@@ -157,8 +184,7 @@ async fn tasks(client: &Noting) {
         .await;
     let page = json!({"next_history_page_token": "MA=="});
     client.report("workflow", &task, "history", page).await;
-    let failure = json!({"failure": {"message": "no", "type": "WorkflowTaskWaitingForHistory"}});
-    client.report("workflow", &task, "fail", failure).await;
+    client.report("workflow", &task, "fail", waits()).await;
     client.post("/workflows/wf/signal/go", json!({}), 202).await;
     let one_run = format!("/workflows/wf/runs/{run}");
     client
@@ -237,24 +263,10 @@ async fn updates(client: &Noting) {
         format!("/workflows/wf/runs/{run}/update"),
     ] {
         client.post(&format!("{path}/change"), json!({}), 202).await;
-        let task = client.poll("workflow").await;
-        let done = json!([{
-            "type": "complete_update", "update_id": task["workflow_update_id"],
-            "result": envelope(json!(1)),
-        }]);
-        client
-            .report("workflow", &task, "complete", json!({"commands": done}))
-            .await;
+        client.answer_update().await;
         let body = json!({"wait_for": "completed", "wait_timeout_seconds": 20});
         let caller = client.ask(&format!("{path}/change"), body, 200);
-        let task = client.poll("workflow").await;
-        let done = json!([{
-            "type": "complete_update", "update_id": task["workflow_update_id"],
-            "result": envelope(json!(1)),
-        }]);
-        client
-            .report("workflow", &task, "complete", json!({"commands": done}))
-            .await;
+        client.answer_update().await;
         caller.await.unwrap();
     }
     let asked = |key: &str| json!({"request_id": key});
@@ -264,14 +276,7 @@ async fn updates(client: &Noting) {
         .report("update-validation", &task, "approve", json!({}))
         .await;
     caller.await.unwrap();
-    let task = client.poll("workflow").await;
-    let done = json!([{
-        "type": "complete_update", "update_id": task["workflow_update_id"],
-        "result": envelope(json!(1)),
-    }]);
-    client
-        .report("workflow", &task, "complete", json!({"commands": done}))
-        .await;
+    client.answer_update().await;
     let path = "/workflows/wf/update/checked";
     let caller = tokio::spawn({
         let (client, body) = (client.clone(), asked("b"));

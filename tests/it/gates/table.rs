@@ -631,7 +631,8 @@ pub fn row(feature: Feature) -> Row {
                         uses::resolved,
                         Worker(uses::give_up),
                     )
-                    .too_old(Invalid("commands.0.type")),
+                    .too_old(Invalid("commands.0.type"))
+                    .without(Nowhere),
                     replayed(uses::selection_history).without(Ignored),
                 ],
             ),

@@ -205,7 +205,14 @@ steps! {
     }
 
     async fn stream_history(world) -> Value {
-        let task = history_of(&world, json!([{"type": "open_condition_wait"}])).await;
+        let whole = World { lacks: None, ..world.clone() };
+        let task = whole.task().await;
+        let fields = json!({
+            "commands": [{"type": "open_condition_wait", "condition_key": "message-stream:s:0"}],
+            "message_stream_waits": [{"stream_name": "s", "after_position": 0}],
+        });
+        world.own.task(&task, "complete", fields).await.expect(200);
+        world.register().await;
         let message = json!({"message_id": "m"});
         world.tell("message-streams/s/messages", message).await.expect(202);
         task
@@ -274,7 +281,11 @@ steps! {
     }
 
     async fn poll_activity(world, _given) -> Seen {
-        world.polled("activity").await
+        let seen = world.polled("activity").await;
+        if seen.effect {
+            world.own.started(&seen.answer.body["task"]).await;
+        }
+        seen
     }
 
     async fn complete_update(world, task) -> Seen {
@@ -317,7 +328,11 @@ steps! {
 
     async fn poll_limited(world, _given) -> Seen {
         let answer = world.poll("activity", json!({})).await;
-        let effect = answer.body["task"]["deadlines"]["start_to_close"].is_string();
+        let task = &answer.body["task"];
+        let effect = task["deadlines"]["start_to_close"].is_string();
+        if effect {
+            world.own.started(task).await;
+        }
         Seen { answer, effect }
     }
 
