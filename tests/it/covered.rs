@@ -291,6 +291,14 @@ async fn updates(client: &Noting) {
 }
 
 async fn streams(client: &Noting) {
+    client.post("/workflows/wf/signal/go", json!({}), 202).await;
+    let task = client.poll("workflow").await;
+    // A message is delivered where it is waited for.
+    let fields = json!({
+        "commands": [{"type": "open_condition_wait", "condition_key": "message-stream:s:0"}],
+        "message_stream_waits": [{"stream_name": "s", "after_position": 0}],
+    });
+    client.report("workflow", &task, "complete", fields).await;
     let path = "/workflows/wf/message-streams/s/messages";
     client.post(path, json!({"message_id": "m"}), 202).await;
     client.post(path, json!({"message_id": "m"}), 200).await;

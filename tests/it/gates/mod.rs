@@ -15,7 +15,7 @@ use super::support::TestServer;
 use table::{How, Outcome, Row, Use, row};
 use world::{Seen, World};
 
-/// Advertised versions at which every requested version is tried.
+/// Advertised versions at which every feature is tried: the default, and the newest.
 const WHOLE: [u64; 2] = [13, 20];
 
 /// What a use comes to for the versions of both sides, and a worker without the capability.
@@ -30,14 +30,14 @@ fn expected(row: &Row, use_: &Use, advertised: u64, requested: u64, lacks: bool)
     }
 }
 
-/// Requested versions that are tried.
+/// Requested versions that are tried: all of them at the default version, and at the newest for what
+/// is newer than the default; otherwise those around the feature's own.
 fn requests(row: &Row, use_: &Use, advertised: u64) -> Vec<u64> {
-    let is_near = |minor: u64| {
-        let floor = row.introduced;
-        [0, floor.saturating_sub(1), floor, advertised].contains(&minor)
-    };
+    let floor = row.introduced;
+    let is_whole = advertised == WHOLE[0] || (advertised == WHOLE[1] && floor > WHOLE[0]);
+    let near = [0, floor.saturating_sub(1), floor, WHOLE[0], advertised];
     (use_.since..=advertised)
-        .filter(|minor| WHOLE.contains(&advertised) || is_near(*minor))
+        .filter(|minor| is_whole || near.contains(minor))
         .collect()
 }
 
@@ -281,7 +281,8 @@ async fn the_table_holds_between() {
     }
 }
 
-/// Rule: the gate table, at the newest version, for every requested version.
+/// Rule: the gate table, at the newest version: whatever is newer than the default, for every
+/// requested version.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_table_holds_at_the_newest_version() {
     tried_at(20).await;
