@@ -90,6 +90,21 @@ impl Noting {
         }
     }
 
+    /// The next workflow task whose history holds a message; tasks before it have nothing to do.
+    async fn poll_message(&self) -> Value {
+        loop {
+            let task = self.poll("workflow").await;
+            let history = task["history_events"].as_array().unwrap();
+            if history
+                .iter()
+                .any(|event| event["payload"]["signal_name"] == "__durable_workflow_message_stream")
+            {
+                return task;
+            }
+            self.report("workflow", &task, "fail", waits()).await;
+        }
+    }
+
     /// Takes the next update and answers it.
     async fn answer_update(&self) {
         let task = self.poll_update().await;
@@ -304,7 +319,7 @@ async fn streams(client: &Noting) {
     client.post(path, json!({"message_id": "m"}), 200).await;
     client.get("/workflows/wf/message-streams", 200).await;
     client.get("/workflows/wf/message-streams/s", 200).await;
-    let task = client.poll("workflow").await;
+    let task = client.poll_message().await;
     let fields = json!({
         "commands": [], "message_stream_cursors": [{"stream_name": "s", "through_position": 1}],
     });
