@@ -386,18 +386,33 @@ async fn rollouts(client: &Noting) {
         let path = format!("/task-queues/r/build-ids/{verb}");
         client.post(&path, json!({"build_id": "b1"}), 200).await;
     }
-    let deployments = client.get("/deployments", 200).await;
-    let name = text(&deployments["deployments"][0], "name").to_owned();
-    client.get(&format!("/deployments/{name}"), 200).await;
-    for verb in ["drain", "resume", "promote", "rollback"] {
-        client
-            .post(&format!("/deployments/{name}/{verb}"), json!({}), 200)
-            .await;
+    client.get("/deployments", 200).await;
+    let other = merged(
+        registration("c"),
+        json!({"task_queue": "r", "build_id": "b2"}),
+    );
+    client.post("/worker/register", other, 200).await;
+    let path = |build: &str| format!("/deployments/default%2Fr%40{build}");
+    client.get(&path("b1"), 200).await;
+    for (build, verb) in [
+        ("b1", "drain"),
+        ("b1", "resume"),
+        ("b1", "promote"),
+        ("b2", "promote"),
+        ("b2", "rollback"),
+    ] {
+        let path = format!("{}/{verb}", path(build));
+        client.post(&path, json!({}), 200).await;
     }
 }
 
 async fn discovery(client: &Noting) {
-    for path in ["/health", "/ready", "/cluster/info"] {
+    for path in [
+        "/health",
+        "/ready",
+        "/cluster/info",
+        "/openapi/worker-plane.json",
+    ] {
         client.get(path, 200).await;
     }
 }

@@ -369,10 +369,7 @@ mod tests {
         };
         assert_eq!(fields(&nested(MAX_DEPTH - 1)), Ok(vec![]));
         assert_eq!(fields(&nested(MAX_DEPTH)), Err(BadBody::TooDeep));
-        for broken in [
-            r#"{"other":1e400}"#,
-            r#"{"other":{"\udc00":1}}"#,
-        ] {
+        for broken in [r#"{"other":1e400}"#, r#"{"other":{"\udc00":1}}"#] {
             assert!(
                 matches!(fields(broken), Err(BadBody::Malformed(_))),
                 "{broken}"
