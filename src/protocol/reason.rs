@@ -240,6 +240,8 @@ reasons! {
     PreparedLocalActivityNotSupported = "prepared_local_activity_not_supported",
     /// Cancellation scopes need a newer version.
     CancellationScopeRequiresProtocol120 = "cancellation_scope_requires_protocol_1_20",
+    /// This server opens no cancellation scopes.
+    CancellationScopeOpeningUnavailable = "cancellation_scope_opening_unavailable",
 
     // Activity tasks.
 

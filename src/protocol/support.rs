@@ -28,6 +28,7 @@ const BUILD: &[Feature] = &[
     Feature::MessageStreams,
     Feature::TypedSearchAttributes,
     Feature::ConditionWaitOccurrenceIdentity,
+    Feature::CapabilityManifest,
     Feature::LocalActivities,
     Feature::StrictLocalReports,
     Feature::DurableSelection,

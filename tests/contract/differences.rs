@@ -34,16 +34,24 @@ impl Differences {
     }
 }
 
-/// The reviewed list: a line for each difference, `difference -- reason`.
-pub fn reviewed(text: &str) -> BTreeMap<String, String> {
+/// The reviewed list: a line for each difference, `kind: difference -- reason`.
+pub fn reviewed(text: &str) -> BTreeMap<String, (Kind, String)> {
     text.lines()
         .filter(|line| !line.trim().is_empty() && !line.starts_with('#'))
         .map(|line| {
-            let (difference, reason) = line
+            let (kind, rest) = match line.split_once(": ") {
+                Some(("addition", rest)) => (Kind::Addition, rest),
+                Some(("limit", rest)) => (Kind::Limit, rest),
+                _ => panic!("neither an addition nor a limit: {line}"),
+            };
+            let (difference, reason) = rest
                 .split_once(" -- ")
                 .unwrap_or_else(|| panic!("no reason: {line}"));
             assert!(!reason.trim().is_empty(), "no reason: {line}");
-            (difference.trim().to_owned(), reason.trim().to_owned())
+            (
+                difference.trim().to_owned(),
+                (kind, reason.trim().to_owned()),
+            )
         })
         .collect()
 }

@@ -80,14 +80,44 @@ fn fits(pattern: &str, path: &str) -> bool {
             .all(|(own, given)| *own == given || (own.starts_with('{') && !given.is_empty()))
 }
 
+fn of_answer(answer: &Answer) -> Arc<Known> {
+    match answer.header(ADVERTISED) {
+        "" => Known::of(Plane::Control, "1.13"),
+        version => Known::of(Plane::Worker, version),
+    }
+}
+
+/// The id of the operation that gave an answer.
+pub fn operation(method: &Method, path: &str, answer: &Answer) -> Option<String> {
+    let known = of_answer(answer);
+    let operation = known.operation(method, path)?;
+    operation["operationId"].as_str().map(str::to_owned)
+}
+
+/// Every operation of both planes with each of its successes.
+pub fn successes(version: &str) -> Vec<(String, String)> {
+    let mut found = Vec::new();
+    for plane in [Plane::Worker, Plane::Control] {
+        let known = Known::of(plane, version);
+        let items = known.document["paths"].as_object().expect("paths");
+        // What is beside the planes answers with text.
+        let items = items.values().filter(|item| item["servers"].is_null());
+        for operation in items.flat_map(|item| item.as_object().into_iter().flatten()) {
+            let Some(id) = operation.1["operationId"].as_str() else {
+                continue;
+            };
+            let answers = operation.1["responses"].as_object().expect("answers");
+            let good = answers.keys().filter(|status| status.starts_with('2'));
+            found.extend(good.map(|status| (id.to_owned(), status.clone())));
+        }
+    }
+    found
+}
+
 /// Fails the test when the answer is not what the documents say of the operation.
 #[track_caller]
 pub fn check(method: &Method, path: &str, answer: &Answer) {
-    let version = answer.header(ADVERTISED);
-    let known = match version {
-        "" => Known::of(Plane::Control, "1.13"),
-        version => Known::of(Plane::Worker, version),
-    };
+    let known = of_answer(answer);
     let place = format!("{method} {path}: {}", answer.status);
     let Some(operation) = known.operation(method, path) else {
         assert!(!answer.status.is_success(), "{place} is not documented");

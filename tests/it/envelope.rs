@@ -217,6 +217,11 @@ async fn broken_json_is_malformed_wherever_it_breaks() {
         let body = answer.refused(400, "malformed_json");
         assert!(!text(&body, "json_error").is_empty());
     }
+    let answer = client
+        .send(register(client, "application/json", deep))
+        .await;
+    let body = answer.refused(400, "malformed_json");
+    assert_eq!(body["error"], "The body is nested deeper than 100 levels.");
     for other in ["[]", "null", "1", "\"text\"", "[{\"worker_id\":\"w\"}]"] {
         let answer = client
             .send(register(client, "application/json", other))

@@ -1,4 +1,8 @@
 //! Answers held against the published JSON schemas of the contract, which tests/contract/schemas keeps.
+//!
+//! Two are not kept, since nothing that this server writes is what they describe: `cli-json-envelopes`
+//! is what the command line tool prints, and `replay-bundle` belongs to the verification of replays,
+//! which is not built. Of the repair objects, those about actions of operators' tools do not occur.
 
 use serde_json::{Value, json};
 
@@ -9,6 +13,7 @@ const BUNDLE: &str = include_str!("../contract/schemas/history-export-bundle.sch
 const EVENT: &str = include_str!("../contract/schemas/history-event-payloads.schema.json");
 const SESSIONS: &str = include_str!("../contract/schemas/worker-sessions-runtime.schema.json");
 const LOCAL: &str = include_str!("../contract/schemas/local-activity-runtime.schema.json");
+const REPAIR: &str = include_str!("../contract/schemas/repair-actionability-objects.schema.json");
 
 /// What discovery shows otherwise: every client reads text here, and `1.13` is no integer.
 const TEXT_BY_INTENTION: [&str; 2] = ["/control_plane/version", "/worker_protocol/version"];
@@ -159,5 +164,54 @@ async fn sessions_and_local_activities_are_valid() {
             .await
             .expect(200),
     );
+    server.stop().await;
+}
+
+/// Rule: the rules and the work of repair, and failures, have their published shapes.
+#[tokio::test(flavor = "multi_thread")]
+async fn repair_and_failures_are_valid() {
+    let server = TestServer::start().await;
+    let client = &server.client;
+    let mut schema: Value = serde_json::from_str(REPAIR).expect("the schema is JSON");
+    // Its name is no address.
+    schema.as_object_mut().expect("an object").remove("$id");
+    let validator = jsonschema::draft202012::new(&schema).expect("a schema");
+    let check = |value: &Value| {
+        let wrong: Vec<String> = validator
+            .iter_errors(value)
+            .map(|error| format!("{}: {error:.300}", error.instance_path()))
+            .collect();
+        assert!(wrong.is_empty(), "{wrong:#?}");
+    };
+    let info = client.get("/cluster/info").await.expect(200);
+    for part in ["policy", "candidates"] {
+        let shown = &info["task_repair"][part];
+        assert!(shown.is_object(), "{part}");
+        check(&json!({ part: shown }));
+    }
+    let task = client.first_task().await;
+    let failure = json!({
+        "type": "fail_workflow", "message": "no", "exception_type": "T", "exception_class": "my.T",
+        "non_retryable": true,
+    });
+    client.complete(&task, json!([failure])).await.expect(200);
+    let events = client.history("wf", text(&task, "run_id")).await;
+    let failed = events.last().expect("an event");
+    assert_eq!(failed["event_type"], "WorkflowFailed");
+    let keys = [
+        "failure_id",
+        "failure_category",
+        "non_retryable",
+        "exception_type",
+        "exception_class",
+        "message",
+        "code",
+    ];
+    let shown: serde_json::Map<String, Value> = keys
+        .iter()
+        .filter_map(|key| Some(((*key).to_owned(), failed["payload"].get(*key)?.clone())))
+        .collect();
+    assert_eq!(shown["message"], "no");
+    check(&json!({ "failure": shown }));
     server.stop().await;
 }

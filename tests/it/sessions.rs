@@ -126,6 +126,16 @@ async fn wrong_types_have_their_paths() {
         let answer = client.complete(&task, json!([with(fields)])).await;
         answer.invalid(&[&format!("commands.0.{path}")]);
     }
+    for (field, value) in [
+        ("session_id", json!(5)),
+        ("lease_seconds", json!(true)),
+        ("requirements.0", json!([1])),
+        ("create_if_missing", json!("maybe")),
+    ] {
+        let key = field.split('.').next().unwrap();
+        let answer = create(client, "w", "s", json!({ key: value })).await;
+        answer.invalid(&[field]);
+    }
     server.stop().await;
 }
 

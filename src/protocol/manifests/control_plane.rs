@@ -36,10 +36,10 @@ fn operations() -> Value {
         "list": {
             "fields": {
                 "status": {
-                    "canonical_values": ["running", "completed", "failed"],
+                    "canonical_values": [
+                        "running", "completed", "failed", "cancelled", "terminated",
+                    ],
                     "rejected_aliases": {
-                        "cancelled": "failed",
-                        "terminated": "failed",
                         "pending": "running",
                         "waiting": "running",
                     },

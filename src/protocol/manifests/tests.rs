@@ -233,7 +233,7 @@ fn the_request_contract_has_what_clients_check() {
     );
     assert_eq!(
         strings(&operations["list"]["fields"]["status"]["canonical_values"]),
-        ["running", "completed", "failed"]
+        ["running", "completed", "failed", "cancelled", "terminated"]
     );
     assert_eq!(
         operations["start"]["fields"]["duplicate_policy"]["rejected_aliases"],

@@ -37,6 +37,10 @@ async fn workers_are_listed() {
         assert_eq!(body["namespace"], "default");
         assert_eq!(body["stale_after_seconds"], 60);
     }
+    for bad in ["nope", "ACTIVE"] {
+        let path = format!("/workers?status={bad}");
+        client.get(&path).await.invalid(&["status"]);
+    }
     let listed = client.get("/workers?task_queue=q").await.expect(200);
     let described = client.get("/workers/a").await.expect(200);
     assert_eq!(listed["workers"][0], described);

@@ -12,7 +12,7 @@ use crate::protocol::reason::Reason;
 use crate::protocol::{CONTROL_PLANE_HEADER, CONTROL_PLANE_VERSION};
 
 use super::super::api::Api;
-use super::super::body::{ACCEPTED, BadBody};
+use super::super::body::{ACCEPTED, BadBody, MAX_DEPTH};
 use super::super::identify::NotAdmitted;
 use super::super::problems::Problems;
 use super::operation::Operation;
@@ -180,6 +180,12 @@ impl From<BadBody> for Answer {
                 "The body is not valid JSON.",
             )
             .with("json_error", why),
+            BadBody::TooDeep => Self::refuse(
+                StatusCode::BAD_REQUEST,
+                Reason::MalformedJson,
+                format!("The body is nested deeper than {MAX_DEPTH} levels."),
+            )
+            .with("json_error", "nested too deep"),
         }
     }
 }

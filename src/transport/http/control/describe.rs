@@ -494,24 +494,20 @@ fn filter(problems: &mut Problems, query: &BTreeMap<String, String>) -> Filter {
     let text = |name: &str| query.get(name).filter(|text| !text.is_empty()).cloned();
     let statuses = match text("status").as_deref() {
         None => Vec::new(),
-        // The three that the contract publishes select a bucket, every other one itself.
+        // These three select a bucket.
         Some(bucket @ ("running" | "completed" | "failed")) => Status::ALL
             .into_iter()
             .filter(|status| status.bucket() == bucket)
             .collect(),
-        Some(word) => match Status::ALL
-            .into_iter()
-            .find(|status| status.as_str() == word)
-        {
-            Some(status) => vec![status],
-            None => {
-                problems.add(
-                    "status",
-                    "must be running, completed, failed, cancelled or terminated",
-                );
-                Vec::new()
-            }
-        },
+        Some("cancelled") => vec![Status::Cancelled],
+        Some("terminated") => vec![Status::Terminated],
+        Some(_) => {
+            problems.add(
+                "status",
+                "must be running, completed, failed, cancelled or terminated",
+            );
+            Vec::new()
+        }
     };
     let search = text("query");
     if search

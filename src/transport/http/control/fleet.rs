@@ -9,8 +9,12 @@ use crate::domain::ids::{TaskQueue, WorkerId};
 use crate::domain::worker::Registration;
 use crate::protocol::reason::Reason;
 
+use super::super::problems::Problems;
 use super::answer::{Answer, Control};
 use super::call::{AdminOnly, Call, Nothing, OperatorOrAdmin};
+
+/// Words for how a worker stands, which a list may be narrowed to.
+const STATUSES: [&str; 3] = ["active", "draining", "stale"];
 
 /// Workers that a list shows.
 pub const WORKERS_SHOWN: i64 = 10_000;
@@ -71,13 +75,19 @@ pub fn view(call: &Call<OperatorOrAdmin, Nothing>, worker: &Registration) -> Val
 #[utoipa::path(tag = "workers", operation_id = "listWorkers",
     params(("task_queue" = Option<String>, Query, description = "Of this queue."),
         ("status" = Option<String>, Query, description = "active, draining or stale.")),
-    responses((status = 200, description = "The workers.")))]
+    responses((status = 200, description = "The workers."), (status = 422, description = "A parameter is wrong.")))]
 #[get("/workers")]
 pub async fn list_workers(call: Call<OperatorOrAdmin, Nothing>) -> Control {
     Control(list(call).await)
 }
 
 async fn list(call: Call<OperatorOrAdmin, Nothing>) -> Result<Answer, Answer> {
+    let status_named = call.query.get("status").filter(|word| !word.is_empty());
+    let wanted = status_named.map(String::as_str);
+    if wanted.is_some_and(|wanted| !STATUSES.contains(&wanted)) {
+        let sentence = format!("must be one of {}", STATUSES.join(", "));
+        return Err(Problems::of("status", sentence).into());
+    }
     let queue = call
         .query
         .get("task_queue")
@@ -87,7 +97,6 @@ async fn list(call: Call<OperatorOrAdmin, Nothing>) -> Result<Answer, Answer> {
         .engine
         .list_workers(&call.namespace, queue.as_ref(), WORKERS_SHOWN)
         .await?;
-    let wanted = call.query.get("status").map(String::as_str);
     let shown: Vec<Value> = workers
         .iter()
         .filter(|worker| match wanted {

@@ -12,6 +12,7 @@ use crate::domain::routing::{TaskKind, ask_id, read_ask_id};
 use crate::domain::time::Timestamp;
 use crate::engine::{AskRefused, AskView, Told};
 use crate::payload::{Codec, Payload};
+use crate::protocol::feature::Feature;
 use crate::protocol::reason::Reason;
 
 use super::super::fields::{self, Int};
@@ -404,7 +405,7 @@ impl QueryTaskStatus {
 /// Whether a query is still wanted. Renews nothing.
 #[utoipa::path(tag = "query-tasks", operation_id = "getQueryTaskStatus",
     params(("queryTaskId" = String, Path, description = "The task."), QueryTaskStatus),
-    responses((status = 200, description = "It is wanted."), (status = 404, description = "There is no such task."),
+    responses((status = 200, description = "It is wanted."), (status = 404, description = "There is no such task, or the version is too old."),
         (status = 409, description = "The caller does not hold it, or nobody waits any more."), (status = 422, description = "Fields.")))]
 #[get("/query-tasks/{queryTaskId}/status")]
 pub async fn get_query_task_status(
@@ -423,6 +424,22 @@ async fn status(
     task: &str,
     fence: &QueryTaskStatus,
 ) -> Result<Answer, Failure> {
+    let authority = Feature::QueryTaskAuthority;
+    if !call.api.supported.offers(&call.api.advertised, authority)
+        || !call.version.allows(authority)
+    {
+        // No word of the contract says that it is too new: the route is not there.
+        return Err(Failure::new(
+            StatusCode::NOT_FOUND,
+            Reason::NotFound,
+            format!(
+                "The status of a query needs worker protocol {} or newer.",
+                authority.floor()
+            ),
+        )
+        .with("requested_version", call.version.requested().to_string())
+        .with("minimum_protocol_version", authority.floor().to_string()));
+    }
     let named = Named {
         worker_id: None,
         lease_owner: fence.lease_owner.as_deref(),

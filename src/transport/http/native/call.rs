@@ -20,7 +20,7 @@ use crate::protocol::reason::Reason;
 use crate::protocol::version::{PROTOCOL_HEADER, VersionRefusal};
 
 use super::super::api::Api;
-use super::super::body::{self, ACCEPTED, BadBody};
+use super::super::body::{self, ACCEPTED, BadBody, MAX_DEPTH};
 use super::super::identify::{self, NotAdmitted};
 use super::answer::Failure;
 
@@ -166,6 +166,12 @@ impl From<BadBody> for Failure {
                 "The body is not valid JSON.",
             )
             .with("json_error", why),
+            BadBody::TooDeep => Self::new(
+                StatusCode::BAD_REQUEST,
+                Reason::MalformedJson,
+                format!("The body is nested deeper than {MAX_DEPTH} levels."),
+            )
+            .with("json_error", "nested too deep"),
         }
     }
 }

@@ -16,7 +16,7 @@ use crate::domain::command::{
     VersionMarker,
 };
 use crate::domain::event::Json;
-use crate::protocol::feature::Negotiated;
+use crate::protocol::feature::{Feature, Negotiated};
 
 use super::super::fields::Int;
 use super::super::problems::Problems;
@@ -169,7 +169,7 @@ impl Reader<'_> {
             self.add("type", "is required");
             return None;
         };
-        if !self.offered.contains(&kind.as_str()) {
+        if !self.offered.contains(&kind.as_str()) || self.is_too_new(&kind) {
             let shown: String = kind.chars().take(64).collect();
             self.add(
                 "type",
@@ -215,6 +215,11 @@ impl Reader<'_> {
             // Offered, and not read here: a defect that every completion would show.
             _ => None,
         }
+    }
+
+    /// Commands without a refusal of their own below their version are unknown there.
+    fn is_too_new(&self, kind: &str) -> bool {
+        kind == "cancel_selection_operation" && !self.version.allows(Feature::DurableSelection)
     }
 
     fn result(&mut self, command: &CommandRequest) -> Option<crate::payload::Payload> {

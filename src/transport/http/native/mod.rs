@@ -13,6 +13,7 @@ mod sessions;
 mod sticky;
 mod streams;
 mod tasks;
+mod unbuilt;
 mod workers;
 mod workflow_tasks;
 
@@ -80,14 +81,16 @@ pub fn routes() -> scope::Scope<
 async fn no_such_route(request: HttpRequest, api: Data<Api>, mut payload: Payload) -> Native {
     let refused = async {
         body::read(&request, &mut payload, api.settings.http.max_body_bytes).await?;
-        preamble(&api, &request, <AnyRole as call::Allowed>::ROLES).await?;
+        let (_, version, _) = preamble(&api, &request, <AnyRole as call::Allowed>::ROLES).await?;
         let methods = api.routes.methods(request.path());
         Err::<std::convert::Infallible, Failure>(if methods.is_empty() {
-            Failure::new(
-                StatusCode::NOT_FOUND,
-                Reason::NotFound,
-                "There is no such route.",
-            )
+            unbuilt::refusal(&request, &version).unwrap_or_else(|| {
+                Failure::new(
+                    StatusCode::NOT_FOUND,
+                    Reason::NotFound,
+                    "There is no such route.",
+                )
+            })
         } else {
             Failure::new(
                 StatusCode::METHOD_NOT_ALLOWED,

@@ -117,6 +117,7 @@ impl WorkerSessionOptions {
 
 /// Asks for a session.
 #[derive(Debug, Default, Deserialize, utoipa::ToSchema)]
+#[serde(from = "CreateFields")]
 pub struct WorkerSessionCreateRequest {
     /// The worker that is to own it.
     #[schema(required = true)]
@@ -124,6 +125,41 @@ pub struct WorkerSessionCreateRequest {
     /// What it is to be.
     #[serde(flatten)]
     options: WorkerSessionOptions,
+}
+
+/// The fields of the request one by one, so that a wrong type is found by its path, which flattening
+/// hides.
+#[derive(Deserialize)]
+struct CreateFields {
+    worker_id: Option<String>,
+    session_id: Option<String>,
+    connection: Option<String>,
+    queue: Option<String>,
+    requirements: Option<Vec<String>>,
+    lease_seconds: Option<Int>,
+    ttl_seconds: Option<Int>,
+    max_concurrent_activities: Option<Int>,
+    create_if_missing: Option<bool>,
+    allow_reacquire_after_failure: Option<bool>,
+}
+
+impl From<CreateFields> for WorkerSessionCreateRequest {
+    fn from(fields: CreateFields) -> Self {
+        Self {
+            worker_id: fields.worker_id,
+            options: WorkerSessionOptions {
+                session_id: fields.session_id,
+                connection: fields.connection,
+                queue: fields.queue,
+                requirements: fields.requirements,
+                lease_seconds: fields.lease_seconds,
+                ttl_seconds: fields.ttl_seconds,
+                max_concurrent_activities: fields.max_concurrent_activities,
+                create_if_missing: fields.create_if_missing,
+                allow_reacquire_after_failure: fields.allow_reacquire_after_failure,
+            },
+        }
+    }
 }
 
 /// Renews a session.
