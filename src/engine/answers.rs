@@ -84,7 +84,7 @@ impl Engine {
         let Some(cached) = cached else {
             return Ok(None);
         };
-        let history = self.page(&cached, 1, ask.seen, ask.seen).await?;
+        let history = self.whole(&cached, ask.seen).await?;
         Ok(Some(AskView {
             lease: lease.clone(),
             arguments: Payload::new(crate::payload::Codec::Avro, ask.arguments.as_str()),

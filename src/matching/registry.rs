@@ -10,7 +10,7 @@ use super::grant::Grant;
 use super::keys::{Ended, QueueKey, WorkerKey};
 use super::parked::{Parked, Slot, Word};
 use crate::domain::ids::Namespace;
-use crate::domain::routing::{Poller, Profile, Routing};
+use crate::domain::routing::{Poller, Profile, Routing, TaskKind};
 
 /// Shortest and longest pause between two looks at a queue that has parked polls and no hint.
 const RECHECK: std::ops::Range<u64> = 1_500..2_500;
@@ -339,19 +339,23 @@ impl Registry {
         })
     }
 
-    /// Whether a poll of the same id waits that takes other kinds of task.
-    pub fn contradicts(&self, namespace: &Namespace, poller: &Poller) -> bool {
+    /// The kinds of task that a waiting poll of the same id takes, if they are others.
+    pub fn contradicted(
+        &self,
+        namespace: &Namespace,
+        poller: &Poller,
+    ) -> Option<Arc<[TaskKind]>> {
         let worker = WorkerKey {
             namespace: namespace.clone(),
             worker: poller.owner.clone(),
         };
         let inner = self.inner();
-        let polls = inner.workers.get(&worker);
-        polls.is_some_and(|polls| {
-            polls.values().any(|parked| {
+        let mut polls = inner.workers.get(&worker)?.values();
+        polls
+            .find(|parked| {
                 parked.poller.contradicts(poller) && !matches!(*parked.slot(), Slot::Over)
             })
-        })
+            .map(|parked| Arc::clone(&parked.poller.kinds))
     }
 
     /// Whether a poll waits that may take such a task.

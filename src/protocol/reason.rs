@@ -165,6 +165,8 @@ reasons! {
     Throttled = "throttled",
     /// The same poll id was used with another set of task kinds.
     PollRequestTaskKindsConflict = "poll_request_task_kinds_conflict",
+    /// The same poll id was given a task of a kind that is not asked for now.
+    PollCachedTaskKindConflict = "poll_cached_task_kind_conflict",
     /// A poll asks for update validations without having announced that it can do them.
     UpdateValidationCapabilityNotAdvertised = "update_validation_capability_not_advertised",
 

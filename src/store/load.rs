@@ -8,6 +8,11 @@ use sqlx::FromRow;
 use super::{run_id, unsigned, unsigned32};
 use crate::domain::ids::{Namespace, RunId, WorkflowId};
 
+/// Batches that one read gives at most.
+const READ_ROWS: i64 = 512;
+/// Bytes after which a read gives no further batch.
+const READ_BYTES: i64 = 4 << 20;
+
 /// One stored batch of a run.
 #[derive(Clone, Debug)]
 pub struct Batch {
@@ -30,6 +35,7 @@ struct BatchRow {
     event_count: i32,
     events: String,
     journal: String,
+    found: i64,
 }
 
 impl From<BatchRow> for Batch {
@@ -44,8 +50,9 @@ impl From<BatchRow> for Batch {
     }
 }
 
-/// The batches of a run that are newer than `version`, oldest first. `next_event` is the number of
-/// the first event that they can hold, so that the key leads there.
+/// Batches of a run that are newer than `version`, oldest first, as many as fit into one read, and
+/// whether there are more. `next_event` is the number of the first event that they can hold, so that the
+/// key leads there.
 ///
 /// # Errors
 /// The database cannot be reached.
@@ -54,18 +61,31 @@ pub async fn batches_after(
     run: RunId,
     version: u64,
     next_event: u64,
-) -> sqlx::Result<Vec<Batch>> {
+) -> sqlx::Result<(Vec<Batch>, bool)> {
+    // The length of a text is known without reading it.
     let rows: Vec<BatchRow> = sqlx::query_as(
-        "select version, first_event_id, event_count, events, journal from history_batches
-         where run_id = $1 and first_event_id >= $2 and version > $3
+        "select version, first_event_id, event_count, events, journal, found from (
+             select b.*, count(*) over () as found,
+                 sum(octet_length(events) + octet_length(journal)) over (
+                     order by first_event_id, version rows between unbounded preceding and 1 preceding) as before
+             from (select version, first_event_id, event_count, events, journal from history_batches
+                 where run_id = $1 and first_event_id >= $2 and version > $3
+                 order by first_event_id, version limit $4) b) c
+         where before is null or before < $5
          order by first_event_id, version",
     )
     .bind(run.to_string())
     .bind(next_event.cast_signed())
     .bind(version.cast_signed())
+    .bind(READ_ROWS)
+    .bind(READ_BYTES)
     .fetch_all(pool)
     .await?;
-    Ok(rows.into_iter().map(Batch::from).collect())
+    let given = i64::try_from(rows.len()).unwrap_or(i64::MAX);
+    let more = rows
+        .first()
+        .is_some_and(|row| row.found == READ_ROWS || row.found > given);
+    Ok((rows.into_iter().map(Batch::from).collect(), more))
 }
 
 /// A run as its header identifies it.

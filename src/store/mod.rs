@@ -7,6 +7,7 @@ pub mod asks;
 pub mod claim;
 pub mod commit;
 pub mod deregistrations;
+pub mod given;
 pub mod history;
 pub mod item;
 pub mod lane;

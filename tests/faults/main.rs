@@ -17,6 +17,7 @@ mod hangups;
 mod holds;
 mod idle;
 mod load;
+mod long_runs;
 mod nodes;
 mod process;
 #[allow(

@@ -29,6 +29,7 @@ mod polls;
 mod published;
 mod races;
 mod registration;
+mod repeats;
 mod restart;
 mod sessions;
 mod sticky;

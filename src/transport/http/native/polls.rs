@@ -155,6 +155,11 @@ impl PollBody {
         kinds
     }
 
+    /// The same in the words of the wire.
+    fn kind_words(&self, kind: TaskKind) -> Vec<&'static str> {
+        words(&self.kinds(kind))
+    }
+
     /// The contract's spelling has no maximum and is cut, the SDKs' one is refused above it.
     fn wait(&self, call: &Call<WorkerOnly, Self>, problems: &mut Problems) -> Duration {
         let most = i64::try_from(MAX_POLL_SECONDS).unwrap_or(60);
@@ -175,6 +180,10 @@ impl PollBody {
         );
         Duration::from_secs(seconds)
     }
+}
+
+fn words(kinds: &[TaskKind]) -> Vec<&'static str> {
+    kinds.iter().map(|kind| kind.as_str()).collect()
 }
 
 /// Bits of history features that a version of the protocol brings along.
@@ -335,7 +344,7 @@ fn refusal(
             "minimum_protocol_version",
             Feature::UpdateValidation.floor().to_string(),
         )),
-        PollRefused::KindsConflict => Err(Failure::new(
+        PollRefused::KindsConflict(bound) => Err(Failure::new(
             StatusCode::CONFLICT,
             Reason::PollRequestTaskKindsConflict,
             "The poll id stands for a poll for other kinds of task.",
@@ -345,7 +354,21 @@ fn refusal(
         .with("worker_id", worker_id)
         .with("task_queue", queue)
         .with("poll_request_id", call.body.poll_request_id.clone())
-        .with("task_kinds", call.body.task_kinds.clone())),
+        .with("requested_task_kinds", call.body.kind_words(kind))
+        .with("bound_task_kinds", words(&bound))),
+        PollRefused::GivenKindConflict(given) => Err(Failure::new(
+            StatusCode::CONFLICT,
+            Reason::PollCachedTaskKindConflict,
+            "The poll id stands for a task that is still held, of a kind that is not asked for.",
+        )
+        .with("task", Value::Null)
+        .with("poll_status", "conflict")
+        .with("worker_id", worker_id)
+        .with("task_queue", queue)
+        .with("poll_request_id", call.body.poll_request_id.clone())
+        .with("requested_task_kinds", call.body.kind_words(kind))
+        .with("cached_task_kind", given.as_str())
+        .with("cached_task_kind_state", "unrequested_discriminator")),
         PollRefused::NoCapacity { queries } => Err(Failure::new(
             StatusCode::TOO_MANY_REQUESTS,
             Reason::LongPollCapacityExhausted,
