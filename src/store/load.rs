@@ -10,6 +10,8 @@ use crate::domain::ids::{Namespace, RunId, WorkflowId};
 
 /// Batches that one read gives at most.
 const READ_ROWS: i64 = 512;
+/// Events from whose numbers on one read looks no further: a range that the key leads to at both ends.
+const READ_EVENTS: u64 = 1_000;
 /// Bytes after which a read gives no further batch.
 const READ_BYTES: i64 = 4 << 20;
 
@@ -69,7 +71,7 @@ pub async fn batches_after(
                  sum(octet_length(events) + octet_length(journal)) over (
                      order by first_event_id, version rows between unbounded preceding and 1 preceding) as before
              from (select version, first_event_id, event_count, events, journal from history_batches
-                 where run_id = $1 and first_event_id >= $2 and version > $3
+                 where run_id = $1 and first_event_id >= $2 and first_event_id < $6 and version > $3
                  order by first_event_id, version limit $4) b) c
          where before is null or before < $5
          order by first_event_id, version",
@@ -79,12 +81,15 @@ pub async fn batches_after(
     .bind(version.cast_signed())
     .bind(READ_ROWS)
     .bind(READ_BYTES)
+    .bind((next_event + READ_EVENTS).cast_signed())
     .fetch_all(pool)
     .await?;
     let given = i64::try_from(rows.len()).unwrap_or(i64::MAX);
-    let more = rows
-        .first()
-        .is_some_and(|row| row.found == READ_ROWS || row.found > given);
+    // Events have no gaps: another batch would begin where the last one ends.
+    let more = rows.last().is_some_and(|row| {
+        let end = unsigned(row.first_event_id + i64::from(row.event_count));
+        row.found == READ_ROWS || row.found > given || end >= next_event + READ_EVENTS
+    });
     Ok((rows.into_iter().map(Batch::from).collect(), more))
 }
 

@@ -23,7 +23,7 @@ pub mod relays;
 pub mod rollouts;
 pub mod sessions;
 pub mod timers;
-mod trouble;
+pub mod trouble;
 pub mod waiting;
 pub mod workers;
 

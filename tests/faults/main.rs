@@ -19,6 +19,7 @@ mod idle;
 mod load;
 mod long_runs;
 mod nodes;
+mod noise;
 mod process;
 #[allow(
     dead_code,
