@@ -340,11 +340,7 @@ impl Registry {
     }
 
     /// The kinds of task that a waiting poll of the same id takes, if they are others.
-    pub fn contradicted(
-        &self,
-        namespace: &Namespace,
-        poller: &Poller,
-    ) -> Option<Arc<[TaskKind]>> {
+    pub fn contradicted(&self, namespace: &Namespace, poller: &Poller) -> Option<Arc<[TaskKind]>> {
         let worker = WorkerKey {
             namespace: namespace.clone(),
             worker: poller.owner.clone(),

@@ -69,9 +69,9 @@ reasons! {
     BackendUnavailable = "backend_unavailable",
     /// The database is too contended; the request was not applied.
     BackendLockPressure = "backend_lock_pressure",
-    /// Storage is filling up; new work is not admitted.
+    /// Storage is full; the request was not admitted.
     StoragePressure = "storage_pressure",
-    /// It cannot be established whether storage admits new work.
+    /// The database takes no writes; the request was not admitted.
     StorageAdmissionUnavailable = "storage_admission_unavailable",
     /// The server has not finished its start.
     WorkflowV2Blocked = "workflow_v2_blocked",

@@ -12,7 +12,8 @@ const QUIET: &str = "actix_http::h1::dispatcher=off";
 /// # Errors
 /// The filter cannot be read, or logging was started before.
 pub fn start(format: &str, filter: &str) -> Result<(), String> {
-    let filter = EnvFilter::try_new(format!("{QUIET},{filter}")).map_err(|error| format!("log.filter: {error}"))?;
+    let filter = EnvFilter::try_new(format!("{QUIET},{filter}"))
+        .map_err(|error| format!("log.filter: {error}"))?;
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)

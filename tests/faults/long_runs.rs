@@ -120,7 +120,10 @@ async fn a_run_of_fifty_thousand_events_needs_no_more_memory_than_a_short_one() 
     println!("events and bytes of history, long and short: {sizes:?}; peaks in KiB: {peaks:?}");
     let (long_events, long_bytes) = sizes[0];
     assert!(long_events > 49_000 && sizes[1].0 > 500);
-    assert!(long_bytes >> 10 > 2 * FLAT, "the history is too small to be seen");
+    assert!(
+        long_bytes >> 10 > 2 * FLAT,
+        "the history is too small to be seen"
+    );
     assert!(peaks[0] < peaks[1] + FLAT, "{peaks:?}");
     db.drop().await;
 }

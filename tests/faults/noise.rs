@@ -30,7 +30,10 @@ async fn what_is_no_http_is_refused_and_not_logged_as_an_error() {
     let db = TestDb::new().await;
     let mut server = Server::serve(&db.options, free_port(), &[]);
     server.until_ready().await;
-    let headers = format!("GET / HTTP/1.1\r\nHost: x\r\nX-Long: {}\r\n\r\n", "x".repeat(200_000));
+    let headers = format!(
+        "GET / HTTP/1.1\r\nHost: x\r\nX-Long: {}\r\n\r\n",
+        "x".repeat(200_000)
+    );
     for bytes in [
         b"POST /api/workflows HTTP/1.1\r\nHost: x\r\nContent-Length: many\r\n\r\n".as_slice(),
         b"POST /api/workflows HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",

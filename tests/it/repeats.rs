@@ -42,7 +42,11 @@ async fn a_repeat_at_another_node_is_given_the_same_task() {
         let again = task(&there, "workflow", json!({"timeout_seconds": wait})).await;
         assert_eq!(again, first);
     }
-    assert!(task(&there, "workflow", json!({"task_queue": "p"})).await.is_null());
+    assert!(
+        task(&there, "workflow", json!({"task_queue": "p"}))
+            .await
+            .is_null()
+    );
     assert!(task(&there, "activity", json!({})).await.is_null());
     let foreign = task(&there, "workflow", json!({"worker_id": "v"})).await;
     assert_eq!(foreign["workflow_id"], "wf1");
@@ -54,7 +58,10 @@ async fn a_repeat_at_another_node_is_given_the_same_task() {
     there.complete(&again, schedule).await.expect(200);
     assert!(task(&there, "workflow", json!({})).await.is_null());
     // Handed over in a commit, to a poll that waits at a node where its worker did not register.
-    let (client, handed) = (there.clone(), json!({"poll_request_id": "b", "timeout_seconds": 30}));
+    let (client, handed) = (
+        there.clone(),
+        json!({"poll_request_id": "b", "timeout_seconds": 30}),
+    );
     let waiting = tokio::spawn(async move { task(&client, "workflow", handed).await });
     eventually("the poll is parked", 5, async || {
         (other.engine().parked_polls() == 1).then_some(())
@@ -71,10 +78,19 @@ async fn a_repeat_at_another_node_is_given_the_same_task() {
     .await;
     let activity = task(here, "activity", json!({})).await;
     let again = task(&there, "activity", json!({})).await;
-    for key in ["task_id", "activity_attempt_id", "attempt", "lease_expires_at", "arguments"] {
+    for key in [
+        "task_id",
+        "activity_attempt_id",
+        "attempt",
+        "lease_expires_at",
+        "arguments",
+    ] {
         assert_eq!(again[key], activity[key], "{key}");
     }
-    there.report(&again, "complete", json!({})).await.expect(200);
+    there
+        .report(&again, "complete", json!({}))
+        .await
+        .expect(200);
     other.stop().await;
     server.stop().await;
 }
@@ -93,7 +109,12 @@ async fn a_repeat_after_a_restart_is_given_the_same_task() {
     // A new registration is a new process, which begins with nothing.
     register(&server.client, "w").await;
     let next = task(&server.client, "workflow", json!({})).await;
-    let fence = |task: &Value| (task["task_id"].clone(), task["workflow_task_attempt"].clone());
+    let fence = |task: &Value| {
+        (
+            task["task_id"].clone(),
+            task["workflow_task_attempt"].clone(),
+        )
+    };
     assert!(next.is_object());
     assert_ne!(fence(&next), fence(&first));
     server.stop().await;
@@ -111,7 +132,7 @@ async fn a_repeat_at_another_node_is_given_the_same_query() {
     here.wait_for_history(&first).await.expect(200);
     for (id, from_backlog) in [("claimed", true), ("handed", false)] {
         let fields = json!({"poll_request_id": id, "timeout_seconds": 30});
-        let asked = async || {
+        let asked = || {
             let client = here.clone();
             tokio::spawn(async move { client.post("/workflows/wf/query/state", json!({})).await })
         };
@@ -120,7 +141,7 @@ async fn a_repeat_at_another_node_is_given_the_same_query() {
             tokio::spawn(async move { task(&client, "query", fields).await })
         };
         let (caller, query) = if from_backlog {
-            let caller = asked().await;
+            let caller = asked();
             (caller, polled().await.unwrap())
         } else {
             let polled = polled();
@@ -128,17 +149,29 @@ async fn a_repeat_at_another_node_is_given_the_same_query() {
                 (server.node.engine().parked_polls() == 1).then_some(())
             })
             .await;
-            (asked().await, polled.await.unwrap())
+            (asked(), polled.await.unwrap())
         };
         let again = task(&there, "query", json!({"poll_request_id": id})).await;
-        for key in ["query_task_id", "query_task_attempt", "lease_expires_at", "history_events"] {
+        for key in [
+            "query_task_id",
+            "query_task_attempt",
+            "lease_expires_at",
+            "history_events",
+        ] {
             assert_eq!(again[key], query[key], "{key}");
         }
-        let path = format!("/worker/query-tasks/{}/complete", again["query_task_id"].as_str().unwrap());
+        let path = format!(
+            "/worker/query-tasks/{}/complete",
+            again["query_task_id"].as_str().unwrap()
+        );
         let fence = json!({"lease_owner": "w", "query_task_attempt": 1, "result": 7});
         there.post(&path, fence).await.expect(200);
         assert_eq!(caller.await.unwrap().expect(200)["result"], 7);
-        assert!(task(&there, "query", json!({"poll_request_id": id})).await.is_null());
+        assert!(
+            task(&there, "query", json!({"poll_request_id": id}))
+                .await
+                .is_null()
+        );
     }
     other.stop().await;
     server.stop().await;

@@ -8,7 +8,7 @@ use leasehold::store::commit::{self, PINNED};
 use leasehold::store::lease::{self, Lost, Renewal, Which};
 use leasehold::store::pool::PgPool;
 use leasehold::store::sessions::{self, Seekers};
-use leasehold::store::{PoolSizes, Store, claim, history, load, receipts, timers};
+use leasehold::store::{PoolSizes, Store, claim, given, history, load, receipts, timers};
 use sqlx::{AssertSqlSafe, PgConnection};
 
 use crate::kit::*;
@@ -116,7 +116,7 @@ async fn run_everything(bench: &Bench) -> Vec<(&'static str, Cost)> {
         };
         let poller = Poller {
             owner: WorkerId::from(name),
-            poll_request_id: None,
+            poll_request_id: Some("poll".into()),
             kinds: [kind].into(),
         };
         let claimed = claim::claim(
@@ -148,6 +148,25 @@ async fn run_everything(bench: &Bench) -> Vec<(&'static str, Cost)> {
             .cost(&store.hot, claim_one(TaskKind::Workflow, "w"))
             .await
             .1
+    }));
+    costs.push(("repeat of a poll", {
+        let poller = Poller {
+            owner: WorkerId::from("w"),
+            poll_request_id: Some("poll".into()),
+            kinds: [TaskKind::Workflow].into(),
+        };
+        let queue = "q".into();
+        let queues = [&queue];
+        let read = given::to_poll(
+            &store.hot,
+            &namespace,
+            &queues,
+            &[TaskKind::Workflow],
+            &poller,
+        );
+        let (found, cost) = meter.cost(&store.hot, read).await;
+        assert_eq!(found.unwrap().unwrap().attempt, 2);
+        cost
     }));
     let input = completion(
         &state,

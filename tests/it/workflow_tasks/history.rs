@@ -129,22 +129,25 @@ async fn a_token_belongs_to_its_run() {
     let task = long_task(client, 20, 5).await;
     let token = task["next_history_page_token"].clone();
     let asked = json!({"next_history_page_token": token, "history_page_size": 5});
-    let page = client.task(&task, "history", asked.clone()).await.expect(200);
+    let page = client
+        .task(&task, "history", asked.clone())
+        .await
+        .expect(200);
     assert_eq!(sequences(&page), [6, 7, 8, 9, 10]);
     let effect =
         json!({"type": "record_side_effect", "result": crate::support::envelope(json!("x"))});
     let effects = json!(vec![effect; 20]);
-    client
-        .complete(&task, effects.clone())
-        .await
-        .expect(200);
+    client.complete(&task, effects.clone()).await.expect(200);
     client
         .post("/workflows/wf/signal/go", json!({}))
         .await
         .expect(202);
     let later = client.poll("workflow", "w", "q", 5).await;
     assert_ne!(later["task_id"], task["task_id"]);
-    let again = client.task(&later, "history", asked.clone()).await.expect(200);
+    let again = client
+        .task(&later, "history", asked.clone())
+        .await
+        .expect(200);
     assert_eq!(again["history_events"], page["history_events"]);
     // The task that it came with is over: the lease binds the request, not the token.
     client
@@ -154,10 +157,7 @@ async fn a_token_belongs_to_its_run() {
     // Another run of the same length.
     client.start("other", "flow", "q").await;
     let other = client.poll("workflow", "w", "q", 5).await;
-    client
-        .complete(&other, effects.clone())
-        .await
-        .expect(200);
+    client.complete(&other, effects.clone()).await.expect(200);
     client
         .post("/workflows/other/signal/go", json!({}))
         .await

@@ -53,7 +53,10 @@ fn number(text: &str) -> Option<u64> {
 }
 
 fn mark(run: RunId, after: u64) -> String {
-    let mut mark = format!("{:x}", Sha256::digest(format!("history page {run} {after}")));
+    let mut mark = format!(
+        "{:x}",
+        Sha256::digest(format!("history page {run} {after}"))
+    );
     mark.truncate(MARK);
     mark
 }

@@ -236,7 +236,12 @@ pub async fn poll(call: Call<WorkerOnly, PollBody>, kind: TaskKind) -> Result<An
                         .transpose()?
                 }
                 TaskKind::Activity => {
-                    let view = call.api.engine.activity_task(&lease).await.map_err(no_view)?;
+                    let view = call
+                        .api
+                        .engine
+                        .activity_task(&lease)
+                        .await
+                        .map_err(no_view)?;
                     view.map(|view| tasks::activity_claim(&view)).transpose()?
                 }
             };
