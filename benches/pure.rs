@@ -18,7 +18,7 @@ use leasehold::payload::Payload;
 use leasehold::protocol::Advertised;
 use leasehold::protocol::feature::Negotiated;
 use leasehold::store::item::Item;
-use leasehold::transport::http::native::{CommandRequest, read_commands, read_page_token};
+use leasehold::transport::http::native::{CommandRequest, read_commands, read_position};
 
 /// Bytes of each value.
 const PAYLOAD: usize = 1_024;
@@ -162,7 +162,7 @@ fn benchmarks(criterion: &mut Criterion) {
         bencher.iter(|| black_box(&task).parse::<TaskId>());
     });
     criterion.bench_function("parse a page token", |bencher| {
-        bencher.iter(|| read_page_token(black_box("MTIzNDU=")));
+        bencher.iter(|| read_position(black_box("MTIzNDU=")));
     });
 }
 

@@ -2,8 +2,6 @@
 
 use std::fmt::Write as _;
 
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
@@ -14,8 +12,8 @@ use crate::shape::{Event, Shape, WorkflowTask};
 const CONCURRENT: u32 = 1_000_000;
 /// Events of a page of history when all of it is read.
 const PAGE: usize = 1_000;
-/// Events of one activity.
-const CYCLE: usize = 3;
+/// Events of one activity: a page of a worker that reads on.
+pub const CYCLE: usize = 3;
 /// Pages of a history that are read at most.
 const MAX_PAGES: usize = 1_000;
 
@@ -265,11 +263,10 @@ impl ReadOn {
         ))
     }
 
-    /// What the task before this one had not shown: the last cycle of an activity. The token is the
-    /// number of an event, as this protocol's servers write it.
-    pub fn last_cycle(task: &WorkflowTask<'_>) -> Self {
-        let after = task.total_history_events.saturating_sub(CYCLE);
-        Self::from(task, STANDARD.encode(after.to_string()), after)
+    /// From the last page that an earlier task of the run was read to, as a worker does that keeps the
+    /// run in memory.
+    pub fn again(task: &WorkflowTask<'_>, (token, after): (String, usize)) -> Self {
+        Self::from(task, token, after)
     }
 
     fn from(task: &WorkflowTask<'_>, token: String, after: usize) -> Self {
@@ -285,7 +282,7 @@ impl ReadOn {
     }
 }
 
-/// Reads a task's history to its end; returns how many pages that took.
+/// Reads a task's history to its end; returns where its last page begins.
 ///
 /// # Errors
 /// A page was refused, or holds other events than it must.
@@ -294,12 +291,12 @@ pub async fn read_on(
     mut from: ReadOn,
     shape: Shape,
     page: Option<usize>,
-) -> Result<usize, Refused> {
+) -> Result<(String, usize), Refused> {
     const NAME: &str = "history page";
     let size = page.map_or_else(String::new, |page| {
         format!(r#","history_page_size":{page}"#)
     });
-    for pages in 1..=MAX_PAGES {
+    for _ in 0..MAX_PAGES {
         let body = format!(
             r#"{{{},"next_history_page_token":"{}"{size}}}"#,
             from.holder, from.token
@@ -309,11 +306,11 @@ pub async fn read_on(
         shape
             .check_page(from.after, &page.history_events)
             .map_err(|wrong| Refused::wrong("order of events", wrong))?;
-        from.after += page.history_events.len();
         match page.next_history_page_token {
-            None => return Ok(pages),
+            None => return Ok((from.token, from.after)),
             Some(token) => token.clone_into(&mut from.token),
         }
+        from.after += page.history_events.len();
     }
     Err(Refused::wrong(NAME, "it does not end"))
 }

@@ -19,6 +19,14 @@ pub enum TaskKind {
 }
 
 impl TaskKind {
+    /// All kinds.
+    pub const ALL: [Self; 4] = [
+        Self::Workflow,
+        Self::Activity,
+        Self::Query,
+        Self::UpdateValidation,
+    ];
+
     /// The number it is stored as.
     pub fn number(self) -> i16 {
         match self {

@@ -84,7 +84,7 @@ impl Engine {
         let Some(cached) = cached else {
             return Ok(None);
         };
-        let history = self.page(&cached, 1, ask.seen, ask.seen).await?;
+        let history = self.whole(&cached, ask.seen).await?;
         Ok(Some(AskView {
             lease: lease.clone(),
             arguments: Payload::new(crate::payload::Codec::Avro, ask.arguments.as_str()),
@@ -109,7 +109,8 @@ impl Engine {
     ) -> Result<(), AskRefused> {
         let core = &self.core;
         let text = serde_json::to_string(told).map_err(|error| AskRefused::Fault(error.into()))?;
-        let found = self.ask_of(namespace, kind, id).await?;
+        // It must be of this namespace and kind.
+        self.ask_of(namespace, kind, id).await?;
         if asks::answer(&core.store.hot, id, owner, attempt, &text)
             .await?
             .is_some()
@@ -120,6 +121,8 @@ impl Engine {
             }
             return Ok(());
         }
+        // Another report may have come in between.
+        let found = self.ask_of(namespace, kind, id).await?;
         Err(explain(&found, owner, attempt))
     }
 

@@ -380,7 +380,7 @@ impl Engine {
         let core = &self.core;
         let key = QueueKey::from(&ask.routing);
         if let Some(poll) = core.registry.reserve(&ask.routing) {
-            ask.handed_to = Some(poll.poller().owner.clone());
+            ask.handed_to = Some(poll.poller().clone());
             return hand_over(core, &key, poll, &ask).await;
         }
         let bound = i64::try_from(QUEUE_BOUND).unwrap_or(i64::MAX);

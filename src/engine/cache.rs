@@ -1,4 +1,5 @@
-//! Runs in memory: recent states with their versions, and their history while that is small.
+//! Runs in memory: recent states with their versions, and their history while that is small. Bounded by
+//! number and by bytes.
 //!
 //! A state here is never trusted further than the fence of the next write; dropping it is always safe.
 
@@ -13,12 +14,12 @@ use super::error::Fault;
 use crate::domain::decision::RunWrite;
 use crate::domain::ids::RunId;
 use crate::domain::run::{RunState, StoredBatch, fold};
-use crate::store::load;
+use crate::store::load::{self, Batch};
 
 /// Runs that are remembered.
 const RUNS_KEPT: usize = 20_000;
-/// Bytes of history that are remembered, over all runs.
-const HISTORY_BYTES_KEPT: usize = 64 << 20;
+/// Bytes that are remembered over all runs: of history, and of what callers and workers put into states.
+const BYTES_KEPT: usize = 128 << 20;
 /// A run with more history than this is served from the database.
 const HISTORY_BYTES_PER_RUN: u64 = 64 << 10;
 
@@ -37,9 +38,21 @@ pub(super) struct Cached {
     pub history: Option<Arc<CachedHistory>>,
 }
 
+/// A run with the bytes that it counts for.
+struct Kept {
+    cached: Cached,
+    bytes: usize,
+}
+
+impl Slot {
+    fn known(&self) -> Option<Cached> {
+        lock(&self.cached).as_ref().map(|kept| kept.cached.clone())
+    }
+}
+
 struct Slot {
     run: RunId,
-    cached: Mutex<Option<Cached>>,
+    cached: Mutex<Option<Kept>>,
     used: AtomicU64,
     moved: Notify,
 }
@@ -64,7 +77,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub(super) struct Cache {
     slots: Mutex<HashMap<RunId, Arc<Slot>>>,
     uses: AtomicU64,
-    history_bytes: AtomicUsize,
+    bytes: AtomicUsize,
 }
 
 impl Cache {
@@ -75,9 +88,7 @@ impl Cache {
             slot.used.store(used, Ordering::Relaxed);
             return Arc::clone(slot);
         }
-        if slots.len() >= RUNS_KEPT
-            || self.history_bytes.load(Ordering::Relaxed) > HISTORY_BYTES_KEPT
-        {
+        if slots.len() >= RUNS_KEPT || self.bytes.load(Ordering::Relaxed) > BYTES_KEPT {
             self.evict(&mut slots);
         }
         let slot = Arc::new(Slot {
@@ -101,26 +112,26 @@ impl Cache {
         slots.retain(|_, slot| slot.used.load(Ordering::Relaxed) > horizon);
         let bytes = slots
             .values()
-            .filter_map(|slot| lock(&slot.cached).clone())
-            .map(|cached| history_bytes(&cached))
+            .filter_map(|slot| lock(&slot.cached).as_ref().map(|cached| cached.bytes))
             .sum();
-        self.history_bytes.store(bytes, Ordering::Relaxed);
+        self.bytes.store(bytes, Ordering::Relaxed);
     }
 
     /// Remembers a run, unless something newer is remembered.
     fn keep(&self, slot: &Slot, cached: Cached) {
-        let bytes = history_bytes(&cached);
+        let kept = Kept {
+            bytes: bytes(&cached),
+            cached,
+        };
         let mut known = lock(&slot.cached);
         if known
             .as_ref()
-            .is_none_or(|known| known.state.version <= cached.state.version)
+            .is_none_or(|known| known.cached.state.version <= kept.cached.state.version)
         {
-            let before = known
-                .replace(cached)
-                .map_or(0, |before| history_bytes(&before));
-            self.history_bytes.fetch_add(bytes, Ordering::Relaxed);
+            self.bytes.fetch_add(kept.bytes, Ordering::Relaxed);
+            let before = known.replace(kept).map_or(0, |before| before.bytes);
             let _ = self
-                .history_bytes
+                .bytes
                 .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |sum| {
                     Some(sum.saturating_sub(before))
                 });
@@ -149,14 +160,18 @@ impl Cache {
 
     /// The run as it is remembered.
     pub fn known(&self, run: RunId) -> Option<Cached> {
-        let slot = self.slot(run);
-        let known = lock(&slot.cached);
-        known.clone()
+        self.slot(run).known()
     }
 
     /// What is remembered of a run may be wrong.
     pub fn forget(&self, run: RunId) {
-        *lock(&self.slot(run).cached) = None;
+        if let Some(kept) = lock(&self.slot(run).cached).take() {
+            let _ = self
+                .bytes
+                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |sum| {
+                    Some(sum.saturating_sub(kept.bytes))
+                });
+        }
     }
 
     /// Something to wait on for the next write of a run.
@@ -165,10 +180,11 @@ impl Cache {
     }
 }
 
-fn history_bytes(cached: &Cached) -> usize {
-    cached.history.as_ref().map_or(0, |_| {
+fn bytes(cached: &Cached) -> usize {
+    let history = cached.history.as_ref().map_or(0, |_| {
         usize::try_from(cached.state.history_bytes).unwrap_or(usize::MAX)
-    })
+    });
+    history.saturating_add(cached.state.held_bytes())
 }
 
 /// The history after a write, if all of it is known and small.
@@ -193,7 +209,7 @@ fn extend_history(write: &RunWrite, base: Option<&Cached>) -> Option<CachedHisto
 /// The run, from memory if it is there, whatever its age.
 pub(super) async fn recent(core: &Core, run: RunId) -> Result<Option<Cached>, Fault> {
     let slot = core.cache.slot(run);
-    let known = lock(&slot.cached).clone();
+    let known = slot.known();
     match known {
         Some(cached) => Ok(Some(cached)),
         None => refresh(core, &slot).await,
@@ -207,7 +223,7 @@ pub(super) async fn at_least(
     version: u64,
 ) -> Result<Option<Cached>, Fault> {
     let slot = core.cache.slot(run);
-    let known = lock(&slot.cached).clone();
+    let known = slot.known();
     match known {
         Some(cached) if cached.state.version >= version => Ok(Some(cached)),
         _ => refresh(core, &slot).await,
@@ -225,64 +241,76 @@ pub(super) async fn from_nothing(
     run: RunId,
     version: u64,
 ) -> Result<Option<RunState>, Fault> {
-    let mut state = None;
-    for batch in load::batches_after(&core.store.reads, run, 0, 0).await? {
-        if batch.version > version {
-            break;
+    let mut state: Option<RunState> = None;
+    loop {
+        let (from, next_event) = known(state.as_ref());
+        let read = load::batches_after(&core.store.reads, run, from, next_event);
+        let (batches, more) = read.await?;
+        for batch in batches {
+            if batch.version > version {
+                return Ok(state);
+            }
+            state = Some(follow(run, state, &batch)?);
         }
-        state = Some(fold(
-            run,
-            state,
-            StoredBatch {
-                version: batch.version,
-                events: &batch.events,
-                journal: &batch.journal,
-            },
-        )?);
+        if !more {
+            return Ok(state);
+        }
     }
-    Ok(state)
 }
 
-/// Reads the batches that are new and folds them in.
+/// The version that is known, and the next event after it.
+fn known(state: Option<&RunState>) -> (u64, u64) {
+    state.map_or((0, 0), |state| (state.version, state.next_event))
+}
+
+fn follow(run: RunId, state: Option<RunState>, batch: &Batch) -> Result<RunState, Fault> {
+    let stored = StoredBatch {
+        version: batch.version,
+        events: &batch.events,
+        journal: &batch.journal,
+    };
+    Ok(fold(run, state, stored)?)
+}
+
+/// Reads the batches that are new and folds them in, a part of them at a time.
 async fn refresh(core: &Core, slot: &Slot) -> Result<Option<Cached>, Fault> {
-    let known = lock(&slot.cached).clone();
-    let (version, next_event) = known.as_ref().map_or((0, 0), |known| {
-        (known.state.version, known.state.next_event)
-    });
-    let batches = load::batches_after(&core.store.reads, slot.run, version, next_event).await?;
+    let remembered = slot.known();
     metrics::counter!("dw_run_loads_total").increment(1);
-    if batches.is_empty() {
-        return Ok(known);
-    }
-    let mut history = match &known {
-        Some(known) => known.history.as_ref().map(|history| (**history).clone()),
+    let mut history = match &remembered {
+        Some(cached) => cached.history.as_ref().map(|history| (**history).clone()),
         None => Some(CachedHistory::default()),
     };
-    let mut state = known.map(|known| (*known.state).clone());
-    for batch in batches {
-        state = Some(fold(
-            slot.run,
-            state,
-            StoredBatch {
-                version: batch.version,
-                events: &batch.events,
-                journal: &batch.journal,
-            },
-        )?);
-        if let Some(history) = &mut history
-            && batch.count > 0
-        {
-            let last = batch.first_event + u64::from(batch.count) - 1;
-            history
-                .batches
-                .push((batch.first_event, last, batch.events));
+    let mut state = remembered.as_ref().map(|cached| (*cached.state).clone());
+    let before = known(state.as_ref());
+    loop {
+        let (version, next_event) = known(state.as_ref());
+        let read = load::batches_after(&core.store.reads, slot.run, version, next_event);
+        let (batches, more) = read.await?;
+        for batch in batches {
+            let next = follow(slot.run, state, &batch)?;
+            if next.history_bytes > HISTORY_BYTES_PER_RUN {
+                history = None;
+            }
+            if let Some(history) = &mut history
+                && batch.count > 0
+            {
+                let last = batch.first_event + u64::from(batch.count) - 1;
+                history
+                    .batches
+                    .push((batch.first_event, last, batch.events));
+            }
+            state = Some(next);
         }
+        if !more {
+            break;
+        }
+    }
+    if known(state.as_ref()) == before {
+        return Ok(remembered);
     }
     let Some(state) = state else { return Ok(None) };
     let cached = Cached {
-        history: history
-            .filter(|_| state.history_bytes <= HISTORY_BYTES_PER_RUN)
-            .map(Arc::new),
+        history: history.map(Arc::new),
         state: Arc::new(state),
     };
     core.cache.keep(slot, cached.clone());

@@ -1,11 +1,19 @@
 //! What can go wrong that is nobody's fault but ours or the database's.
 
+use crate::store::trouble::Closed;
+
 /// A failure of the server side. The caller may try again, except after [`Fault::Bug`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
     /// Too much waits in front of the database; nothing was written.
     #[error("the server is busy")]
     Busy,
+    /// The database has no room; nothing was written.
+    #[error("storage is full")]
+    Full,
+    /// The database only reads; nothing was written.
+    #[error("storage takes no writes")]
+    ReadOnly,
     /// Others kept changing the same run; nothing was written.
     #[error("the run is contended")]
     Contended,
@@ -20,6 +28,15 @@ pub enum Fault {
     Bug,
 }
 
+impl From<Closed> for Fault {
+    fn from(closed: Closed) -> Self {
+        match closed {
+            Closed::Full => Self::Full,
+            Closed::ReadOnly => Self::ReadOnly,
+        }
+    }
+}
+
 /// Codes of statements that gave way to others and wrote nothing: serialization and deadlock, lock
 /// timeout, statement timeout.
 const CONTENTION: [&str; 3] = ["40", "55P03", "57014"];
@@ -28,6 +45,10 @@ impl From<sqlx::Error> for Fault {
     /// A statement failed. Decoding failures are defects, giving way to others is pressure, everything
     /// else is the database being away.
     fn from(error: sqlx::Error) -> Self {
+        if let Some(closed) = Closed::of(&error) {
+            tracing::warn!(error = %error, "store: no writes");
+            return closed.into();
+        }
         match &error {
             sqlx::Error::Decode(_)
             | sqlx::Error::ColumnDecode { .. }

@@ -24,6 +24,8 @@ pub enum Hint {
     Worker(WorkerKey, u64),
     /// A worker is to take no more tasks.
     Drained(WorkerKey),
+    /// A worker polls at the node that says so, and may have registered at another.
+    Visits(WorkerKey),
     /// What is decided about the builds of a queue has changed.
     Rollouts(Namespace, TaskQueue),
     /// A hand-out of an activity has said something in a heartbeat.
@@ -86,6 +88,11 @@ impl Hints {
     /// A worker is to take no more tasks.
     pub fn drained(&self, key: &WorkerKey) {
         self.add(format!("d{FIELD}{}{FIELD}{}", key.namespace, key.worker));
+    }
+
+    /// A worker polls at this node, and did not register at it.
+    pub fn visits(&self, key: &WorkerKey) {
+        self.add(format!("v{FIELD}{}{FIELD}{}", key.namespace, key.worker));
     }
 
     /// What is decided about the builds of a queue has changed.
@@ -154,6 +161,10 @@ fn read_line(line: &str) -> Option<Hint> {
             namespace: Namespace::from(fields.next()?),
             worker: WorkerId::from(fields.next()?),
         })),
+        "v" => Some(Hint::Visits(WorkerKey {
+            namespace: Namespace::from(fields.next()?),
+            worker: WorkerId::from(fields.next()?),
+        })),
         "o" => Some(Hint::Rollouts(
             Namespace::from(fields.next()?),
             TaskQueue::from(fields.next()?),
@@ -196,6 +207,7 @@ mod tests {
         sender.ready(&queue);
         sender.worker(&worker, 7);
         sender.drained(&worker);
+        sender.visits(&worker);
         sender.rollouts(&queue.namespace, &queue.queue);
         let run = crate::domain::ids::RunId::new(crate::domain::time::Timestamp::from_micros(1), 2);
         let task = TaskId { run, no: 3 };
@@ -208,6 +220,7 @@ mod tests {
                 Hint::Drained(worker.clone()),
                 Hint::Rollouts(queue.namespace.clone(), queue.queue.clone()),
                 Hint::Ready(queue),
+                Hint::Visits(worker.clone()),
                 Hint::Worker(worker, 7)
             ]
         );

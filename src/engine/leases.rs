@@ -1,5 +1,6 @@
 //! The leases that this node granted and has not seen end: what a report needs to know about its
-//! lease without reading the row. Forgetting an entry costs a read, nothing else.
+//! lease, and a repeated poll about its task, without reading the row. Forgetting an entry costs a
+//! read, nothing else.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -36,6 +37,11 @@ pub(super) struct Known {
 struct Held {
     tasks: HashMap<TaskId, Known>,
     polls: HashMap<PollName, (GrantedLease, Poller)>,
+    /// Workers that registered here, each with its epoch, and as far as is known poll nowhere else: a
+    /// registration begins without leases, so that all of theirs are known here.
+    homes: HashMap<WorkerKey, u64>,
+    /// Workers of which the other nodes were told that they poll here too, each with its epoch.
+    guests: HashMap<WorkerKey, u64>,
 }
 
 impl Held {
@@ -81,6 +87,39 @@ impl Leases {
     /// The lease that a poll of this name was given, and that poll.
     pub fn of_poll(&self, poll: &PollName) -> Option<(GrantedLease, Poller)> {
         self.held().polls.get(poll).cloned()
+    }
+
+    /// A worker registered here.
+    pub fn settles(&self, worker: WorkerKey, epoch: u64) {
+        let mut held = self.held();
+        if held.homes.len() >= KEPT {
+            held.homes.clear();
+        }
+        held.homes.insert(worker, epoch);
+    }
+
+    /// Whether every lease of a worker is known here, as far as this node has heard.
+    pub fn is_home(&self, worker: &WorkerKey, epoch: u64) -> bool {
+        self.held().homes.get(worker) == Some(&epoch)
+    }
+
+    /// A worker polls here that is not at home here. Whether the others are still to be told.
+    pub fn visits(&self, worker: &WorkerKey, epoch: u64) -> bool {
+        let mut held = self.held();
+        if held.guests.len() >= KEPT {
+            held.guests.clear();
+        }
+        held.guests.insert(worker.clone(), epoch) != Some(epoch)
+    }
+
+    /// A worker polls elsewhere, too.
+    pub fn leaves(&self, worker: &WorkerKey) {
+        self.held().homes.remove(worker);
+    }
+
+    /// Words of other nodes were missed.
+    pub fn doubt_homes(&self) {
+        self.held().homes.clear();
     }
 
     /// What is known of this hand-out of this task.

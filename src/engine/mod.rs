@@ -10,6 +10,7 @@ mod claims;
 mod contracts;
 mod error;
 mod executions;
+mod given;
 mod hints;
 mod inputs;
 mod leases;

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use super::error::Fault;
 use super::unserved::Nothing;
-use super::{Engine, cache, claims};
+use super::{Engine, cache, claims, given};
 use crate::domain::features;
 use crate::domain::ids::{AttemptId, Namespace, Part, TaskQueue, WorkerId, part_id};
 use crate::domain::routing::{Poller, Profile, TaskKind};
@@ -15,8 +15,7 @@ use crate::domain::run::{Activity, ReplayMode, RunState};
 use crate::domain::session::Session;
 use crate::domain::worker::{Registration, WorkerStatus};
 use crate::matching::{Ended, Grant, GrantedLease, QueueKey, WorkerKey};
-use crate::store::asks::{self, AskState};
-use crate::store::{history, lease};
+use crate::store::history;
 
 /// How long a poll whose time is up still waits for a task that is on its way to it.
 const ON_ITS_WAY: Duration = Duration::from_secs(3);
@@ -95,8 +94,10 @@ pub enum PollRefused {
     NoCapability,
     /// The worker did not register that it validates updates.
     NoValidation,
-    /// Another poll of this id, for other kinds of task, waits or was given a task that is still held.
-    KindsConflict,
+    /// Another poll of this id, for these kinds of task, waits or was given a task that is still held.
+    KindsConflict(Arc<[TaskKind]>),
+    /// A poll of this id was given a task that is still held, of a kind that is not asked for now.
+    GivenKindConflict(TaskKind),
     /// The node holds as many polls as it may: of queries, or of other tasks.
     NoCapacity {
         /// Of queries.
@@ -109,6 +110,16 @@ pub enum PollRefused {
 impl From<Fault> for PollRefused {
     fn from(fault: Fault) -> Self {
         Self::Fault(fault)
+    }
+}
+
+impl From<given::Refused> for PollRefused {
+    fn from(refused: given::Refused) -> Self {
+        match refused {
+            given::Refused::Bound(kinds) => Self::KindsConflict(kinds),
+            given::Refused::Kind(kind) => Self::GivenKindConflict(kind),
+            given::Refused::Fault(fault) => Self::Fault(fault),
+        }
     }
 }
 
@@ -141,13 +152,7 @@ impl Engine {
             poll_request_id: request.poll_request_id.clone(),
             kinds: request.kinds.as_slice().into(),
         };
-        if self.core.registry.contradicts(&request.namespace, &poller) {
-            return Err(PollRefused::KindsConflict);
-        }
-        if let Some((lease, first)) = self.given_before(&keys, &poller).await? {
-            if first.contradicts(&poller) {
-                return Err(PollRefused::KindsConflict);
-            }
+        if let Some(lease) = given::before(&self.core, &worker, &keys, &poller).await? {
             let grant = Grant::new(lease, self.core.releases.clone());
             return Ok(Polled::Task(Box::new(grant)));
         }
@@ -159,52 +164,6 @@ impl Engine {
             changes,
         };
         self.wait(&request, admitted, keys, profile, poller).await
-    }
-
-    /// The lease that a poll of this name was given, if it is still held, with that poll: its worker
-    /// has not got the answer and asks again.
-    async fn given_before(
-        &self,
-        keys: &[QueueKey],
-        poller: &Poller,
-    ) -> Result<Option<(GrantedLease, Poller)>, Fault> {
-        let Some((lease, first)) = keys
-            .iter()
-            .filter_map(|key| claims::poll_name(key, poller))
-            .find_map(|name| self.core.leases.of_poll(&name))
-        else {
-            return Ok(None);
-        };
-        let is_queue = |queue: &TaskQueue| keys.iter().any(|key| key.queue == *queue);
-        if lease.kind.is_ask() {
-            let ask = asks::find(&self.core.store.hot, lease.task).await?;
-            return Ok(ask
-                .filter(|ask| {
-                    ask.state == AskState::Leased
-                        && !ask.over
-                        && ask.attempt == lease.attempt
-                        && ask.owner.as_ref() == Some(&lease.owner)
-                        && is_queue(&ask.queue)
-                })
-                .map(|_| (lease, first)));
-        }
-        let row = lease::read(&self.core.store.hot, lease.task).await?;
-        Ok(row
-            .filter(|row| {
-                row.live
-                    && row.attempt == lease.attempt
-                    && row.owner.as_ref() == Some(&lease.owner)
-                    && is_queue(&row.queue)
-            })
-            .map(|row| {
-                let lease = GrantedLease {
-                    lease_expires_at: row.lease_expires_at.unwrap_or(lease.lease_expires_at),
-                    start_to_close_at: row.start_to_close_at,
-                    heartbeat_due_at: row.heartbeat_due_at,
-                    ..lease
-                };
-                (lease, first)
-            }))
     }
 
     /// The checks that every poll begins with, in the order of the contract.
@@ -508,7 +467,8 @@ impl Engine {
         }))
     }
 
-    /// The events `from..=to` of a run, at most `size` of them, from memory when they are there.
+    /// The events `from..=to` of a run, at most `size` of them and as many as fit into a page, from
+    /// memory when they are there.
     pub(super) async fn page(
         &self,
         cached: &cache::Cached,
@@ -531,10 +491,26 @@ impl Engine {
             }
             _ => history::range(&self.core.store.reads, cached.state.id, from, last).await?,
         };
+        let last = (from + count).saturating_sub(1);
         Ok(Page {
             events,
             count,
-            next_after: (last < to).then_some(last),
+            next_after: (count > 0 && last < to).then_some(last),
         })
+    }
+
+    /// The events of a run up to `to`, for what is not paged: all of it in memory, once.
+    pub(super) async fn whole(&self, cached: &cache::Cached, to: u64) -> Result<Page, Fault> {
+        let mut whole = self.page(cached, 1, to, to).await?;
+        while let Some(after) = whole.next_after.take() {
+            let more = self.page(cached, after + 1, to, to).await?;
+            if more.count > 0 {
+                whole.events.push(',');
+            }
+            whole.events.push_str(&more.events);
+            whole.count += more.count;
+            whole.next_after = more.next_after;
+        }
+        Ok(whole)
     }
 }

@@ -192,7 +192,7 @@ impl Engine {
     ) -> Result<Export, ReadError> {
         let (cached, current) = self.find(namespace, workflow_id, run).await?;
         let last = cached.state.last_event();
-        let page = self.page(&cached, 1, last, last).await?;
+        let page = self.whole(&cached, last).await?;
         let view = self.view(cached.state, current).await?;
         Ok(Export { view, page })
     }

@@ -170,6 +170,7 @@ impl Engine {
         match heard {
             notify::Heard::Gap => {
                 self.core.known.forget_all();
+                self.core.leases.doubt_homes();
                 self.core.rollouts.doubt_all();
                 let core = Arc::clone(&self.core);
                 // What stays doubted when this fails is read when it is needed.
@@ -198,6 +199,7 @@ impl Engine {
                                 .registry
                                 .end_worker(&key, u64::MAX, Ended::Draining);
                         }
+                        Hint::Visits(key) => self.core.leases.leaves(&key),
                         Hint::Rollouts(namespace, queue) => {
                             self.core.rollouts.doubt(&namespace, &queue);
                         }

@@ -202,6 +202,7 @@ impl Engine {
                     .end_worker(&key, worker.epoch, Ended::Superseded);
                 engine.give_back_all(&key).await?;
             }
+            core.leases.settles(key, worker.epoch);
             Ok(worker)
         })
         .await?

@@ -53,6 +53,7 @@ pub(super) async fn write(
             Ok(Outcome::Committed(at)) => Ok(Written::Committed(at)),
             Ok(Outcome::Refused) => Ok(Written::Refused),
             Ok(Outcome::Crowded) => Err(Fault::Busy),
+            Ok(Outcome::Closed(closed)) => Err(closed.into()),
             Ok(Outcome::Failed) => Err(Fault::Bug),
             Ok(Outcome::Unreached) => Err(Fault::Unavailable),
             Ok(Outcome::Unknown) => Err(Fault::Unknown),

@@ -10,7 +10,7 @@ use super::grant::Grant;
 use super::keys::{Ended, QueueKey, WorkerKey};
 use super::parked::{Parked, Slot, Word};
 use crate::domain::ids::Namespace;
-use crate::domain::routing::{Poller, Profile, Routing};
+use crate::domain::routing::{Poller, Profile, Routing, TaskKind};
 
 /// Shortest and longest pause between two looks at a queue that has parked polls and no hint.
 const RECHECK: std::ops::Range<u64> = 1_500..2_500;
@@ -350,20 +350,21 @@ impl Registry {
         })
     }
 
-    /// Whether a poll of the same id waits that takes other kinds of task.
-    pub fn contradicts(&self, namespace: &Namespace, poller: &Poller) -> bool {
-        let Some(name) = poller.poll_request_id.clone() else {
-            return false;
-        };
+    /// The kinds of task that a waiting poll of the same id takes, if they are others.
+    pub fn contradicted(&self, namespace: &Namespace, poller: &Poller) -> Option<Arc<[TaskKind]>> {
+        let name = poller.poll_request_id.clone()?;
         let worker = WorkerKey {
             namespace: namespace.clone(),
             worker: poller.owner.clone(),
         };
         let inner = self.inner();
-        let namesakes = inner.named.get(&(worker, name)).into_iter().flatten();
-        namesakes.into_iter().any(|parked| {
-            parked.poller.contradicts(poller) && !matches!(*parked.slot(), Slot::Over)
-        })
+        let namesakes = inner.named.get(&(worker, name))?;
+        namesakes
+            .iter()
+            .find(|parked| {
+                parked.poller.contradicts(poller) && !matches!(*parked.slot(), Slot::Over)
+            })
+            .map(|parked| Arc::clone(&parked.poller.kinds))
     }
 
     /// Whether a poll waits that may take such a task.

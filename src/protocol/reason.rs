@@ -69,9 +69,9 @@ reasons! {
     BackendUnavailable = "backend_unavailable",
     /// The database is too contended; the request was not applied.
     BackendLockPressure = "backend_lock_pressure",
-    /// Storage is filling up; new work is not admitted.
+    /// Storage is full; the request was not admitted.
     StoragePressure = "storage_pressure",
-    /// It cannot be established whether storage admits new work.
+    /// The database takes no writes; the request was not admitted.
     StorageAdmissionUnavailable = "storage_admission_unavailable",
     /// The server has not finished its start.
     WorkflowV2Blocked = "workflow_v2_blocked",
@@ -165,6 +165,8 @@ reasons! {
     Throttled = "throttled",
     /// The same poll id was used with another set of task kinds.
     PollRequestTaskKindsConflict = "poll_request_task_kinds_conflict",
+    /// The same poll id was given a task of a kind that is not asked for now.
+    PollCachedTaskKindConflict = "poll_cached_task_kind_conflict",
     /// A poll asks for update validations without having announced that it can do them.
     UpdateValidationCapabilityNotAdvertised = "update_validation_capability_not_advertised",
 

@@ -32,8 +32,8 @@ pub struct NewAsk {
     pub node: String,
     /// Milliseconds until nobody waits any more.
     pub timeout_ms: u64,
-    /// The worker that takes it at once.
-    pub handed_to: Option<WorkerId>,
+    /// The poll that takes it at once.
+    pub handed_to: Option<Poller>,
 }
 
 /// A question as it is kept.
@@ -87,10 +87,10 @@ pub enum AskState {
 pub async fn insert(pool: &PgPool, ask: &NewAsk) -> sqlx::Result<Option<(Timestamp, Timestamp)>> {
     let row: Option<(Time, Time)> = sqlx::query_as(
         "insert into asks (run_id, no, kind, namespace, queue, task_type, build_id, needs, name, arguments,
-             seen_event_id, node, asked_at, deadline_at, state, attempt, lease_owner, lease_expires_at)
+             seen_event_id, node, asked_at, deadline_at, state, attempt, lease_owner, lease_expires_at, poll_request_id)
          select $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, now, now + $13 * interval '1 ms',
              case when $14::text is null then 0 else 1 end, case when $14::text is null then 0 else 1 end, $14,
-             case when $14::text is not null then now + $13 * interval '1 ms' end
+             case when $14::text is not null then now + $13 * interval '1 ms' end, $15
          from (select clock_timestamp() as now) c
          on conflict do nothing returning asked_at, deadline_at",
     )
@@ -107,7 +107,8 @@ pub async fn insert(pool: &PgPool, ask: &NewAsk) -> sqlx::Result<Option<(Timesta
     .bind(i64::try_from(ask.seen).unwrap_or(i64::MAX))
     .bind(&ask.node)
     .bind(i64::try_from(ask.timeout_ms).unwrap_or(i64::MAX))
-    .bind(ask.handed_to.as_ref().map(WorkerId::as_str))
+    .bind(ask.handed_to.as_ref().map(|poller| poller.owner.as_str()))
+    .bind(ask.handed_to.as_ref().and_then(|poller| poller.poll_request_id.as_deref()))
     .fetch_optional(pool)
     .await?;
     Ok(row.map(|(asked, over)| (asked.into(), over.into())))
@@ -156,9 +157,13 @@ pub async fn claim(
     pollers: &[Poller],
 ) -> sqlx::Result<Vec<Claimed>> {
     let owners: Vec<&str> = pollers.iter().map(|poller| poller.owner.as_str()).collect();
+    let polls: Vec<Option<&str>> = pollers
+        .iter()
+        .map(|poller| poller.poll_request_id.as_deref())
+        .collect();
     let rows: Vec<ClaimedRow> = sqlx::query_as(
         "with w as materialized (
-             select owner, place from unnest($7::text[]) with ordinality as w(owner, place)),
+             select owner, poll, place from unnest($7::text[], $8::text[]) with ordinality as w(owner, poll, place)),
          p as materialized (
              select run_id, no, row_number() over () as place from (
                  select run_id, no from asks
@@ -166,7 +171,8 @@ pub async fn claim(
                    and task_type = any($4) and (build_id is null or build_id = $5) and (needs & ~$6::bigint) = 0
                  order by asked_at, run_id, no
                  limit cardinality($7::text[]) for update skip locked) c)
-         update asks t set state = 1, attempt = t.attempt + 1, lease_owner = w.owner, lease_expires_at = t.deadline_at
+         update asks t set state = 1, attempt = t.attempt + 1, lease_owner = w.owner, lease_expires_at = t.deadline_at,
+             poll_request_id = w.poll
          from p join w on w.place = p.place
          where t.run_id = p.run_id and t.no = p.no
          returning t.run_id, t.no, p.place, t.attempt, t.seen_event_id, clock_timestamp() as leased_at, t.lease_expires_at",
@@ -178,6 +184,7 @@ pub async fn claim(
     .bind(profile.build_id.as_deref())
     .bind(profile.knows)
     .bind(owners)
+    .bind(polls)
     .fetch_all(pool)
     .await?;
     rows.into_iter()
@@ -296,7 +303,7 @@ pub async fn give_back(
     attempt: u32,
 ) -> sqlx::Result<Option<(Namespace, TaskQueue)>> {
     let row: Option<(String, String)> = sqlx::query_as(
-        "update asks set state = 0, lease_owner = null, lease_expires_at = null
+        "update asks set state = 0, lease_owner = null, lease_expires_at = null, poll_request_id = null
          where run_id = $1 and no = $2 and lease_owner = $3 and attempt = $4 and state = 1
          returning namespace, queue",
     )
@@ -319,7 +326,7 @@ pub async fn give_back_all(
     owner: &WorkerId,
 ) -> sqlx::Result<Vec<(TaskId, TaskKind, TaskQueue)>> {
     let rows: Vec<(String, i32, i16, String)> = sqlx::query_as(
-        "update asks set state = 0, lease_owner = null, lease_expires_at = null
+        "update asks set state = 0, lease_owner = null, lease_expires_at = null, poll_request_id = null
          where deadline_at > clock_timestamp() and namespace = $1 and lease_owner = $2 and state = 1
          returning run_id, no, kind, queue",
     )

@@ -7,7 +7,7 @@ use sqlx::{PgConnection, Row};
 use super::door::{DOOR, Door, Parts};
 use super::item::{HeaderRow, Item};
 use super::pool;
-use super::trouble::Trouble;
+use super::trouble::{Closed, Trouble};
 use crate::domain::time::Timestamp;
 
 /// Items in one statement.
@@ -23,6 +23,8 @@ pub enum Outcome {
     /// The database was too busy, or others held what it needed for too long; nothing of it was
     /// written.
     Crowded,
+    /// The database takes no writes.
+    Closed(Closed),
     /// The statement failed because of it; nothing of it was written.
     Failed,
     /// The database was out of reach before anything was sent; nothing was written.
@@ -369,6 +371,10 @@ async fn one_by_one(connection: &mut PgConnection, door: &Door, items: &[&Item])
 
 /// What became of an item whose own statement failed.
 fn failed(error: &sqlx::Error, item: &Item) -> Outcome {
+    if let Some(closed) = Closed::of(error) {
+        tracing::warn!(error = %error, run = %item.run, "commit: no writes");
+        return Outcome::Closed(closed);
+    }
     if Trouble::of(error) == Trouble::Crowd {
         tracing::warn!(error = %error, run = %item.run, "commit: statement given up");
         return Outcome::Crowded;

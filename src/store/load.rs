@@ -8,6 +8,13 @@ use sqlx::FromRow;
 use super::{packed, run_id, unsigned, unsigned32};
 use crate::domain::ids::{Namespace, RunId, WorkflowId};
 
+/// Batches that one read gives at most.
+const READ_ROWS: i64 = 512;
+/// Events from whose numbers on one read looks no further: a range that the key leads to at both ends.
+const READ_EVENTS: u64 = 1_000;
+/// Bytes after which a read gives no further batch.
+const READ_BYTES: i64 = 4 << 20;
+
 /// One stored batch of a run.
 #[derive(Clone, Debug)]
 pub struct Batch {
@@ -30,6 +37,7 @@ struct BatchRow {
     event_count: i32,
     events: Vec<u8>,
     journal: Vec<u8>,
+    found: i64,
 }
 
 impl TryFrom<BatchRow> for Batch {
@@ -46,8 +54,9 @@ impl TryFrom<BatchRow> for Batch {
     }
 }
 
-/// The batches of a run that are newer than `version`, oldest first. `next_event` is the number of
-/// the first event that they can hold, so that the key leads there.
+/// Batches of a run that are newer than `version`, oldest first, as many as fit into one read, and
+/// whether there are more. `next_event` is the number of the first event that they can hold, so that the
+/// key leads there.
 ///
 /// # Errors
 /// The database cannot be reached.
@@ -56,19 +65,35 @@ pub async fn batches_after(
     run: RunId,
     version: u64,
     next_event: u64,
-) -> sqlx::Result<Vec<Batch>> {
+) -> sqlx::Result<(Vec<Batch>, bool)> {
+    // The length of a text is known without reading it.
     let rows: Vec<BatchRow> = sqlx::query_as(
-        "select version, first_event_id, event_count, events, journal from history_batches
-         where run_id = $1 and first_event_id >= $2 and version > $3
+        "select version, first_event_id, event_count, events, journal, found from (
+             select b.*, count(*) over () as found,
+                 sum(octet_length(events) + octet_length(journal)) over (
+                     order by first_event_id, version rows between unbounded preceding and 1 preceding) as before
+             from (select version, first_event_id, event_count, events, journal from history_batches
+                 where run_id = $1 and first_event_id >= $2 and first_event_id < $6 and version > $3
+                 order by first_event_id, version limit $4) b) c
+         where before is null or before < $5
          order by first_event_id, version",
     )
     .bind(run.to_string())
     .bind(next_event.cast_signed())
     .bind(version.cast_signed())
+    .bind(READ_ROWS)
+    .bind(READ_BYTES)
+    .bind((next_event + READ_EVENTS).cast_signed())
     .fetch_all(pool)
     .await?;
+    let given = i64::try_from(rows.len()).unwrap_or(i64::MAX);
+    // Events have no gaps: another batch would begin where the last one ends.
+    let more = rows.last().is_some_and(|row| {
+        let end = unsigned(row.first_event_id + i64::from(row.event_count));
+        row.found == READ_ROWS || row.found > given || end >= next_event + READ_EVENTS
+    });
     let batches: Result<_, packed::Damaged> = rows.into_iter().map(Batch::try_from).collect();
-    Ok(batches?)
+    Ok((batches?, more))
 }
 
 /// A run as its header identifies it.

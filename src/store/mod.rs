@@ -8,6 +8,7 @@ pub mod claim;
 pub mod commit;
 pub mod deregistrations;
 pub mod door;
+pub mod given;
 pub mod history;
 pub mod item;
 pub mod lane;
@@ -24,7 +25,7 @@ pub mod relays;
 pub mod rollouts;
 pub mod sessions;
 pub mod timers;
-mod trouble;
+pub mod trouble;
 pub mod waiting;
 pub mod workers;
 

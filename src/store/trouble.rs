@@ -1,4 +1,5 @@
-//! What a failed statement means for its connection and for another try.
+//! What a failed statement means for its connection and for another try, and whether storage refuses
+//! writes.
 
 /// Why a statement failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -9,6 +10,29 @@ pub(super) enum Trouble {
     Crowd,
     /// It will never succeed.
     Statement,
+}
+
+/// Why the database takes no writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Closed {
+    /// Its disk is full.
+    Full,
+    /// It only reads: a standby, or fenced by an operator.
+    ReadOnly,
+}
+
+impl Closed {
+    /// Whether a statement failed for this, and wrote nothing.
+    pub fn of(error: &sqlx::Error) -> Option<Self> {
+        let sqlx::Error::Database(database) = error else {
+            return None;
+        };
+        match database.code().as_deref() {
+            Some("53100") => Some(Self::Full),
+            Some("25006") => Some(Self::ReadOnly),
+            _ => None,
+        }
+    }
 }
 
 impl Trouble {

@@ -427,3 +427,102 @@ async fn a_server_stops_in_order_while_its_database_is_away() {
     );
     assert_eq!(waiting.answer(Duration::from_secs(1)).await.unwrap().0, 200);
 }
+
+/// Rule: a database that only reads is no outage: what would write is refused as not admitted, what
+/// reads is answered, and nothing that was given is lost.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_database_that_takes_no_writes_admits_nothing_and_is_read() {
+    let mut database = Database::start("fenced").await;
+    let mut settings = settings();
+    settings.database.migrate = true;
+    let options = database.cluster().connect_options("postgres");
+    let node = Node::start(settings, options.clone()).await.unwrap();
+    let client = Client::new(&format!("http://{}", node.address()), "1.13");
+    client.register("w", "q", &["greet"], &[]).await;
+    client.start("held", "greet", "q").await;
+    let task = client.poll("workflow", "w", "q", 5).await;
+    client.start("ready", "greet", "q").await;
+    let mut admin = <sqlx::PgConnection as sqlx::Connection>::connect_with(&options)
+        .await
+        .unwrap();
+    let mut fence = async |word: &str| {
+        let change = format!("alter system set default_transaction_read_only = {word}");
+        for statement in [change.as_str(), "select pg_reload_conf()"] {
+            sqlx::raw_sql(sqlx::AssertSqlSafe(statement.to_owned()))
+                .execute(&mut admin)
+                .await
+                .unwrap();
+        }
+    };
+    fence("on").await;
+    let reason = "storage_admission_unavailable";
+    let mut starts = 0;
+    let mut start = async || {
+        starts += 1;
+        let body = json!({"workflow_id": format!("wf-{starts}"), "workflow_type": "greet", "task_queue": "other"});
+        client.post("/workflows", body).await
+    };
+    // Each session hears of it by itself, the lanes' too.
+    eventually("starts are not admitted", 10, async || {
+        for _ in 0..8 {
+            if start().await.status != 503 {
+                return None;
+            }
+        }
+        Some(())
+    })
+    .await;
+    let poll = json!({
+        "worker_id": "w", "task_queue": "q", "timeout_seconds": 0, "poll_request_id": "p1",
+    });
+    let polled = eventually("polls are not admitted", 10, async || {
+        let answer = client
+            .post("/worker/workflow-tasks/poll", poll.clone())
+            .await;
+        (answer.status == 503).then_some(answer)
+    })
+    .await;
+    assert_eq!(polled.body["poll_status"], reason);
+    assert_eq!(polled.body["claim_admitted"], false);
+    assert!(polled.body["task"].is_null());
+    assert_eq!(polled.body["poll_request_id"], "p1");
+    assert_eq!(polled.body["retry_same_poll_request_id"], true);
+    let complete = json!([{"type": "complete_workflow"}]);
+    let completed = client.complete(&task, complete.clone()).await;
+    assert_eq!(completed.body["operation"], "complete_workflow_task");
+    assert_eq!(completed.body["task_id"], task["task_id"]);
+    for answer in [start().await, polled, completed] {
+        let body = &answer.body;
+        assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE, "{body:#}");
+        assert_eq!(body["reason"], reason, "{body:#}");
+        assert_eq!(body["storage_state"], "fenced");
+        assert_eq!(body["request_admitted"], false);
+        assert_eq!(body["retryable"], true);
+        assert_eq!(answer.headers["retry-after"], "5");
+    }
+    assert_eq!(
+        client.get("/workflows/held").await.expect(200)["workflow_id"],
+        "held"
+    );
+    fence("off").await;
+    eventually("starts are admitted again", 10, async || {
+        (start().await.status == 201).then_some(())
+    })
+    .await;
+    let ready = eventually("polls are admitted again", 10, async || {
+        let answer = client
+            .post("/worker/workflow-tasks/poll", poll.clone())
+            .await;
+        (answer.status == 200).then_some(answer)
+    })
+    .await;
+    assert_eq!(ready.body["task"]["workflow_id"], "ready");
+    eventually("the completion is taken", 10, async || {
+        let answer = client.complete(&task, complete.clone()).await;
+        (answer.status == 200).then_some(())
+    })
+    .await;
+    node.stop().await;
+    drop(admin);
+    database.down().await;
+}

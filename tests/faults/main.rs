@@ -17,7 +17,9 @@ mod hangups;
 mod holds;
 mod idle;
 mod load;
+mod long_runs;
 mod nodes;
+mod noise;
 mod process;
 #[allow(
     dead_code,

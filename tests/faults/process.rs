@@ -125,11 +125,20 @@ impl Server {
 
     /// Resident memory in KiB.
     pub fn memory(&self) -> u64 {
+        self.status("VmRSS:")
+    }
+
+    /// The most resident memory that it has had, in KiB.
+    pub fn peak_memory(&self) -> u64 {
+        self.status("VmHWM:")
+    }
+
+    fn status(&self, name: &str) -> u64 {
         let status =
             std::fs::read_to_string(format!("/proc/{}/status", self.pid())).expect("its status");
         status
             .lines()
-            .find_map(|line| line.strip_prefix("VmRSS:"))
+            .find_map(|line| line.strip_prefix(name))
             .and_then(|value| value.trim().trim_end_matches("kB").trim().parse().ok())
             .expect("its memory")
     }

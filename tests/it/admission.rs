@@ -330,3 +330,63 @@ async fn lock_pressure_is_told_apart_from_an_outage() {
     .await;
     server.stop().await;
 }
+
+/// Rule: storage that has no room is told apart from both: the request was not admitted, nothing was
+/// written, and the same request is right later on, a poll under the same id.
+#[tokio::test(flavor = "multi_thread")]
+async fn full_storage_is_told_apart_from_an_outage() {
+    let server = TestServer::start().await;
+    let client = &server.client;
+    client.register("w", "q", &["flow"], &[]).await;
+    client.start("held", "flow", "q").await;
+    let task = client.poll("workflow", "w", "q", 5).await;
+    client.start("ready", "flow", "q").await;
+    let mut admin = server.db.connect().await;
+    sqlx::raw_sql(
+        "create function full_disk() returns trigger language plpgsql as
+             $$ begin raise exception 'no space left' using errcode = '53100'; end $$;
+         create trigger full_disk before insert on history_batches execute function full_disk();
+         create trigger full_disk before update on tasks execute function full_disk();",
+    )
+    .execute(&mut admin)
+    .await
+    .unwrap();
+    let before = server.db.contents().await;
+    let start = json!({"workflow_id": "wf", "workflow_type": "flow", "task_queue": "q"});
+    let poll =
+        json!({"worker_id": "w", "task_queue": "q", "timeout_seconds": 0, "poll_request_id": "p1"});
+    let complete = json!([{"type": "complete_workflow"}]);
+    let polled = client
+        .post("/worker/workflow-tasks/poll", poll.clone())
+        .await;
+    for answer in [
+        client.post("/workflows", start.clone()).await,
+        client.complete(&task, complete.clone()).await,
+        polled,
+    ] {
+        assert_eq!(answer.header("Retry-After"), "5");
+        let polls = answer.body.get("poll_status").is_some();
+        let body = answer.refused(503, "storage_pressure");
+        assert_eq!(body["storage_state"], "fenced");
+        assert_eq!(body["request_admitted"], false);
+        assert_eq!(body["retryable"], true);
+        assert_eq!(body["retry_after_seconds"], 5);
+        if polls {
+            assert_eq!(body["poll_status"], "storage_pressure");
+            assert_eq!(body["claim_admitted"], false);
+            assert_eq!(body["task"], serde_json::Value::Null);
+            assert_eq!(body["poll_request_id"], "p1");
+            assert_eq!(body["retry_same_poll_request_id"], true);
+        }
+    }
+    assert_eq!(server.db.contents().await, before);
+    sqlx::raw_sql("drop trigger full_disk on history_batches; drop trigger full_disk on tasks")
+        .execute(&mut admin)
+        .await
+        .unwrap();
+    client.post("/workflows", start).await.expect(201);
+    client.complete(&task, complete).await.expect(200);
+    let body = client.post("/worker/workflow-tasks/poll", poll).await;
+    assert_eq!(body.expect(200)["task"]["workflow_id"], "ready");
+    server.stop().await;
+}

@@ -31,6 +31,7 @@ mod polls;
 mod published;
 mod races;
 mod registration;
+mod repeats;
 mod restart;
 mod sessions;
 mod sticky;

@@ -52,19 +52,25 @@ impl Bench {
 
     /// The run as its stored batches say.
     pub async fn load(&self, run: RunId) -> Option<RunState> {
-        let mut state = None;
-        for batch in load::batches_after(&self.store.reads, run, 0, 0)
-            .await
-            .expect("batches")
-        {
-            let stored = StoredBatch {
-                version: batch.version,
-                events: &batch.events,
-                journal: &batch.journal,
-            };
-            state = Some(fold(run, state, stored).expect("the batch follows"));
+        let mut state: Option<RunState> = None;
+        loop {
+            let (version, next_event) = state
+                .as_ref()
+                .map_or((0, 0), |state| (state.version, state.next_event));
+            let read = load::batches_after(&self.store.reads, run, version, next_event);
+            let (batches, more) = read.await.expect("batches");
+            for batch in batches {
+                let stored = StoredBatch {
+                    version: batch.version,
+                    events: &batch.events,
+                    journal: &batch.journal,
+                };
+                state = Some(fold(run, state, stored).expect("the batch follows"));
+            }
+            if !more {
+                return state;
+            }
         }
-        state
     }
 
     /// A run that was just started, its workflow task held by `owner`.

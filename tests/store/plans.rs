@@ -9,7 +9,7 @@ use leasehold::store::door::{DOOR, Parts};
 use leasehold::store::lease::{self, Lost, Renewal, Which};
 use leasehold::store::pool::PgPool;
 use leasehold::store::sessions::{self, Seekers};
-use leasehold::store::{PoolSizes, Store, claim, history, load, receipts, timers};
+use leasehold::store::{PoolSizes, Store, claim, given, history, load, receipts, timers};
 use sqlx::{AssertSqlSafe, PgConnection};
 
 use crate::kit::*;
@@ -117,7 +117,7 @@ async fn run_everything(bench: &Bench) -> Vec<(&'static str, Cost)> {
         };
         let poller = Poller {
             owner: WorkerId::from(name),
-            poll_request_id: None,
+            poll_request_id: Some("poll".into()),
             kinds: [kind].into(),
         };
         let claimed = claim::claim(
@@ -149,6 +149,25 @@ async fn run_everything(bench: &Bench) -> Vec<(&'static str, Cost)> {
             .cost(&store.hot, claim_one(TaskKind::Workflow, "w"))
             .await
             .1
+    }));
+    costs.push(("repeat of a poll", {
+        let poller = Poller {
+            owner: WorkerId::from("w"),
+            poll_request_id: Some("poll".into()),
+            kinds: [TaskKind::Workflow].into(),
+        };
+        let queue = "q".into();
+        let queues = [&queue];
+        let read = given::to_poll(
+            &store.hot,
+            &namespace,
+            &queues,
+            &[TaskKind::Workflow],
+            &poller,
+        );
+        let (found, cost) = meter.cost(&store.hot, read).await;
+        assert_eq!(found.unwrap().unwrap().attempt, 2);
+        cost
     }));
     let input = completion(
         &state,
@@ -518,9 +537,44 @@ async fn a_long_history_is_paged_by_key() {
             costs.push((name, cost));
         }
     }
+    // A run is folded from parts of its history.
+    let read = load::batches_after(&store.reads, run, 0, 0);
+    let (part, cost) = meter.cost(&store.reads, read).await;
+    let (batches, more) = part.unwrap();
+    assert_eq!((batches.len(), more), (512, true));
+    costs.push(("part of a run", cost));
+    let read = load::batches_after(&store.reads, run, 49_998, 49_999);
+    let (batches, more) = read.await.unwrap();
+    assert_eq!((batches.len(), more), (2, false));
     println!("plans, history pages: {costs:?}");
     assert_no_scans(&costs);
-    assert!(costs.iter().all(|(_, cost)| cost.pages < 60), "{costs:?}");
+    assert!(costs.iter().all(|(_, cost)| cost.pages < 200), "{costs:?}");
+    assert!(
+        costs[..21].iter().all(|(_, cost)| cost.pages < 60),
+        "{costs:?}"
+    );
     store.close().await;
+    bench.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn large_batches_are_read_up_to_a_number_of_bytes() {
+    let bench = Bench::new().await;
+    let run = RunId::new(now(), 1);
+    let batches = format!(
+        r#"insert into history_batches select '{run}', n, n, 1, '{{"n":"' || repeat('x', 1 << 20) || '"}}', '[]',
+             clock_timestamp() from generate_series(1, 10) n"#
+    );
+    execute(&mut bench.db.connect().await, &batches).await;
+    let reads = &bench.store.reads;
+    let (part, more) = load::batches_after(reads, run, 0, 0).await.unwrap();
+    assert_eq!((part.len(), more), (4, true));
+    let (rest, more) = load::batches_after(reads, run, 8, 9).await.unwrap();
+    assert_eq!((rest.len(), more), (2, false));
+    let (page, count) = history::range(reads, run, 2, 9).await.unwrap();
+    assert_eq!(count, 3);
+    assert!(page.len() < history::PAGE_BYTES);
+    let (_, count) = history::range(reads, run, 9, 10).await.unwrap();
+    assert_eq!(count, 2);
     bench.end().await;
 }

@@ -193,6 +193,8 @@ pub struct Shared {
     cut: watch::Sender<u64>,
     /// Runs that wait in a shape that nobody pushes on.
     pub held: Mutex<Vec<(String, String)>>,
+    /// Where the last page of a run began, when workers read on: its token, and the events before it.
+    pub last_pages: Mutex<HashMap<String, (String, usize)>>,
 }
 
 /// A crew at work.
@@ -377,6 +379,7 @@ impl Crew {
             milestones: Mutex::default(),
             cut: watch::Sender::new(0),
             held: Mutex::default(),
+            last_pages: Mutex::default(),
             plan,
         });
         let mut crew = Self {

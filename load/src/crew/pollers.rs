@@ -132,7 +132,10 @@ fn prepare(
             let ahead = if step.timer { TIMER_SECONDS } else { 0 };
             shared.mark(task.workflow_id, Duration::from_secs(ahead));
             let pages = if shared.plan.read_on {
-                Some(ReadOn::last_cycle(&task))
+                match lock(&shared.last_pages).get(task.run_id).cloned() {
+                    Some(page) => Some(ReadOn::again(&task, page)),
+                    None => ReadOn::rest(&task),
+                }
             } else if shape.reads_everything() {
                 ReadOn::rest(&task)
             } else {
@@ -182,12 +185,20 @@ fn prepare(
 
 async fn send_report(shared: &Shared, connection: &mut Connection, mut report: Report) {
     let figures = &shared.figures;
-    // A loop's history has no end in its pages, which are as small as can be.
-    let size = shared.plan.page.filter(|_| !shared.plan.read_on);
-    if let Some(from) = report.pages.take()
-        && let Err(refused) = api::read_on(connection, from, report.shape, size).await
-    {
-        return shared.error(refused);
+    let read_on = shared.plan.read_on;
+    let size = if read_on {
+        Some(api::CYCLE)
+    } else {
+        shared.plan.page
+    };
+    if let Some(from) = report.pages.take() {
+        match api::read_on(connection, from, report.shape, size).await {
+            Ok(page) if read_on => {
+                lock(&shared.last_pages).insert(report.run.clone(), page);
+            }
+            Ok(_) => {}
+            Err(refused) => return shared.error(refused),
+        }
     }
     loop {
         let sent = api::call(

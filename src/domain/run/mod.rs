@@ -31,6 +31,7 @@ mod sticky;
 mod stream;
 mod timer;
 mod update;
+mod weight;
 mod workflow_task;
 
 #[cfg(test)]

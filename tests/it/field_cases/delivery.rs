@@ -282,6 +282,9 @@ async fn a_poll_id_stands_for_one_set_of_kinds() {
                 assert_eq!(body["poll_status"], "conflict");
                 assert_eq!(body["task"], Value::Null);
                 assert_eq!(body["poll_request_id"], "p");
+                assert_eq!(body["bound_task_kinds"], both);
+                let asked = if kinds.is_null() { &others[0] } else { kinds };
+                assert_eq!(body["requested_task_kinds"], *asked);
                 assert_eq!(body["worker_id"], "w");
             }
         }

@@ -608,3 +608,32 @@ async fn a_query_is_checked() {
         .refused(404, "run_not_found");
     server.stop().await;
 }
+
+/// Rule: of reports on one query that come at once, one is taken; the others are told that nobody holds
+/// the task any more, and not that its caller has gone.
+#[tokio::test(flavor = "multi_thread")]
+async fn simultaneous_answers_are_one_answer() {
+    let server = server("1.20").await;
+    let client = &server.client;
+    waiting(client).await;
+    for _ in 0..10 {
+        let caller = query(client, json!({}));
+        let task = poll(client).await;
+        let reports = (0..8).map(|n| answer(client, &task, "complete", json!({"result": n})));
+        let mut taken = Vec::new();
+        for (n, answer) in futures_util::future::join_all(reports)
+            .await
+            .into_iter()
+            .enumerate()
+        {
+            if answer.status == 200 {
+                taken.push(n);
+            } else {
+                answer.refused(409, "query_task_not_leased");
+            }
+        }
+        assert_eq!(taken.len(), 1);
+        assert_eq!(caller.await.unwrap().expect(200)["result"], taken[0]);
+    }
+    server.stop().await;
+}

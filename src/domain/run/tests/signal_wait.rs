@@ -185,3 +185,14 @@ fn a_closing_ends_the_timer_of_a_wait_once() {
         assert_eq!(bench.signals(), ["go"]);
     }
 }
+
+/// What callers sent and no wait has taken counts among the bytes that a state holds, until it is taken.
+#[test]
+fn what_a_state_holds_is_counted() {
+    let mut bench = Bench::after(vec![signal_wait("go", None)]);
+    let before = bench.state().held_bytes();
+    bench.ok(signal("other"));
+    let waiting = bench.state().unapplied[0].arguments.blob.len();
+    assert!(waiting > 0);
+    assert_eq!(bench.state().held_bytes(), before + waiting);
+}

@@ -147,6 +147,17 @@ impl From<Fault> for Answer {
         };
         match fault {
             Fault::Busy | Fault::Contended => unavailable(Reason::BackendLockPressure),
+            Fault::Full | Fault::ReadOnly => {
+                let reason = if fault == Fault::Full {
+                    Reason::StoragePressure
+                } else {
+                    Reason::StorageAdmissionUnavailable
+                };
+                unavailable(reason)
+                    .with("storage_state", "fenced")
+                    .with("request_admitted", false)
+                    .retry_in(5)
+            }
             Fault::Unavailable => unavailable(Reason::BackendUnavailable),
             Fault::Unknown => unavailable(Reason::BackendUnavailable).with("outcome", "unknown"),
             Fault::Bug => Self::refuse(

@@ -78,7 +78,7 @@ async fn history(
         .filter(|token| !token.is_empty());
     let after = match token {
         None => 0,
-        Some(token) => super::super::native::read_page_token(token).ok_or_else(|| {
+        Some(token) => super::super::native::read_position(token).ok_or_else(|| {
             Answer::refuse(
                 StatusCode::BAD_REQUEST,
                 Reason::InvalidPageToken,
@@ -99,7 +99,7 @@ async fn history(
     Ok(Answer::ok(json!({
         "workflow_id": workflow_id.as_str(),
         "run_id": state.id,
-        "next_page_token": last.map(super::super::native::page_token),
+        "next_page_token": last.map(super::super::native::position),
     }))
     .with_raw("events", format!("[{}]", page.events)))
 }

@@ -96,6 +96,11 @@ impl Failure {
         reason.unwrap_or_default().to_owned()
     }
 
+    /// The status.
+    pub fn status(&self) -> StatusCode {
+        self.status
+    }
+
     /// Whether it is one with the state of things, and not with the request as such.
     pub fn is_conflict(&self) -> bool {
         self.status == StatusCode::CONFLICT
@@ -158,6 +163,8 @@ impl From<Problems> for Failure {
 
 /// Seconds after which a caller may try again when the server could not.
 const RETRY_SECONDS: u64 = 1;
+/// The same when storage takes no writes, which an operator must see to.
+pub const CLOSED_RETRY_SECONDS: u64 = 5;
 
 impl From<Fault> for Failure {
     fn from(fault: Fault) -> Self {
@@ -170,6 +177,17 @@ impl From<Fault> for Failure {
             )
             .with("backend", json!({"driver": "pgsql", "lock_pressure": true}))
             .retry_in(RETRY_SECONDS),
+            Fault::Full | Fault::ReadOnly => {
+                let reason = if fault == Fault::Full {
+                    Reason::StoragePressure
+                } else {
+                    Reason::StorageAdmissionUnavailable
+                };
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, reason, sentence)
+                    .with("storage_state", "fenced")
+                    .with("request_admitted", false)
+                    .retry_in(CLOSED_RETRY_SECONDS)
+            }
             Fault::Unavailable | Fault::Unknown => Self::new(
                 StatusCode::SERVICE_UNAVAILABLE,
                 Reason::BackendUnavailable,

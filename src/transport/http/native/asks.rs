@@ -587,11 +587,11 @@ fn refusal(kind: TaskKind, task: &str, attempt: u32, refused: AskRefused) -> Fai
         }
         AskRefused::Fault(fault) => Failure::from(fault),
     };
-    let status = if matches!(failure.reason().as_str(), r if r.ends_with("_not_found")) {
-        404
-    } else {
-        409
-    };
+    if failure.status().is_server_error() {
+        // Whether it was taken may be unknown, and trying again is right.
+        return failure.with_all(keys(kind, task, attempt));
+    }
+    let status = failure.status().as_u16();
     failure
         .with_all(keys(kind, task, attempt))
         .with("outcome", "rejected")

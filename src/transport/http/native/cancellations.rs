@@ -21,7 +21,7 @@ use super::super::problems::Problems;
 use super::answer::{Answer, Failure, Native};
 use super::call::{Call, WorkerOnly};
 use super::leases::{self, MAX_ID, Named};
-use super::tasks::page_token;
+use super::page_tokens;
 
 /// Steps that an interrupted call may span.
 const MAX_SPAN: i64 = 1_000;
@@ -50,7 +50,7 @@ pub fn request_object(cancellation: &Cancellation) -> Value {
         "cleanup_deadline_at": context.cleanup_deadline_at,
         "delivery_sequence": delivered.map(|(delivery, _)| delivery.sequence),
         "delivered_at": delivered.map(|(_, at)| at),
-        "history_refresh_page_token": page_token(0),
+        "history_refresh_page_token": page_tokens::position(0),
     })
 }
 

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::domain::ids::{AttemptId, Namespace, RunId, TaskId, TaskNo, WorkerId};
 use crate::domain::run::{Close, CloseReason, Receipt, RunState};
-use crate::engine::{Holder, ReportRefused};
+use crate::engine::{Fault, Holder, ReportRefused};
 use crate::protocol::reason::Reason;
 
 use super::super::fields::Int;
@@ -253,7 +253,11 @@ pub fn workflow_refusal(refused: ReportRefused, holder: &Holder, outcome: &'stat
                 .with("workflow_task_attempt", holder.attempt);
         }
         ReportRefused::Fault(fault) => {
-            return Failure::from(fault)
+            let mut failure = Failure::from(fault);
+            if outcome == "completed" && matches!(fault, Fault::Busy | Fault::Contended) {
+                failure = failure.with("outcome", "deferred").with("recorded", false);
+            }
+            return failure
                 .with("worker_id", holder.owner.as_str())
                 .with("task_queue", Value::Null)
                 .with("task_id", holder.task.to_string())

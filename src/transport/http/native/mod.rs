@@ -7,6 +7,7 @@ mod call;
 mod cancellations;
 mod commands;
 mod leases;
+mod page_tokens;
 mod polls;
 mod registrations;
 mod sessions;
@@ -28,8 +29,8 @@ use super::api::Api;
 use super::body;
 pub use cancellations::request_object as cancellation_request;
 pub use commands::{CommandRequest, read as read_commands};
+pub use page_tokens::{position, read_position};
 pub use sessions::snapshot as session_snapshot;
-pub use tasks::{page_token, read_page_token};
 
 use answer::{Failure, Native};
 use call::{AnyRole, preamble};

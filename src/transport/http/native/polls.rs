@@ -11,7 +11,7 @@ use crate::config::MAX_POLL_SECONDS;
 use crate::domain::features;
 use crate::domain::ids::{TaskQueue, WorkerId};
 use crate::domain::routing::TaskKind;
-use crate::engine::{Nothing, PollRefused, PollRequest, Polled};
+use crate::engine::{Fault, Nothing, PollRefused, PollRequest, Polled};
 use crate::protocol::feature::{Feature, Negotiated};
 use crate::protocol::reason::Reason;
 
@@ -155,6 +155,11 @@ impl PollBody {
         kinds
     }
 
+    /// The same in the words of the wire.
+    fn kind_words(&self, kind: TaskKind) -> Vec<&'static str> {
+        words(&self.kinds(kind))
+    }
+
     /// The contract's spelling has no maximum and is cut, the SDKs' one is refused above it.
     fn wait(&self, call: &Call<WorkerOnly, Self>, problems: &mut Problems) -> Duration {
         let most = i64::try_from(MAX_POLL_SECONDS).unwrap_or(60);
@@ -175,6 +180,10 @@ impl PollBody {
         );
         Duration::from_secs(seconds)
     }
+}
+
+fn words(kinds: &[TaskKind]) -> Vec<&'static str> {
+    kinds.iter().map(|kind| kind.as_str()).collect()
 }
 
 /// Bits of history features that a version of the protocol brings along.
@@ -200,6 +209,10 @@ pub async fn poll(call: Call<WorkerOnly, PollBody>, kind: TaskKind) -> Result<An
     {
         return refusal(&call, kind, queue, PollRefused::NoValidation);
     }
+    let no_view = |fault| {
+        let queue = queue.as_ref().map(ToString::to_string);
+        failed(&call, kind, queue, fault)
+    };
     match call.api.engine.poll(request).await {
         Ok(Polled::Task(grant)) => {
             // Lets the connection look at its socket first: a client that has gone by now is noticed,
@@ -210,19 +223,25 @@ pub async fn poll(call: Call<WorkerOnly, PollBody>, kind: TaskKind) -> Result<An
             };
             let fields = match lease.kind {
                 TaskKind::Query | TaskKind::UpdateValidation => {
-                    let view = call.api.engine.ask_view(&lease).await?;
+                    let view = call.api.engine.ask_view(&lease).await.map_err(no_view)?;
                     view.map(|view| asks::ask_claim(&view)).transpose()?
                 }
                 TaskKind::Workflow => {
                     let size = call.body.page_size(&call);
-                    let view = call.api.engine.workflow_task(&lease, size).await?;
+                    let view = call.api.engine.workflow_task(&lease, size).await;
+                    let view = view.map_err(no_view)?;
                     let encoding = call.body.history_encoding();
                     let sticky = call.version.allows(Feature::StickyExecution);
                     view.map(|view| tasks::workflow_claim(&view, sticky, encoding))
                         .transpose()?
                 }
                 TaskKind::Activity => {
-                    let view = call.api.engine.activity_task(&lease).await?;
+                    let view = call
+                        .api
+                        .engine
+                        .activity_task(&lease)
+                        .await
+                        .map_err(no_view)?;
                     view.map(|view| tasks::activity_claim(&view)).transpose()?
                 }
             };
@@ -238,7 +257,7 @@ pub async fn poll(call: Call<WorkerOnly, PollBody>, kind: TaskKind) -> Result<An
             let status = if no_wait { "empty" } else { "timeout" };
             Answer::of(&tasks::no_task(status, None))
         }
-        Err(refused) => refusal(&call, kind, queue, refused),
+        Err(refused) => refusal(&call, kind, queue.clone(), refused),
     }
 }
 
@@ -335,7 +354,7 @@ fn refusal(
             "minimum_protocol_version",
             Feature::UpdateValidation.floor().to_string(),
         )),
-        PollRefused::KindsConflict => Err(Failure::new(
+        PollRefused::KindsConflict(bound) => Err(Failure::new(
             StatusCode::CONFLICT,
             Reason::PollRequestTaskKindsConflict,
             "The poll id stands for a poll for other kinds of task.",
@@ -345,7 +364,21 @@ fn refusal(
         .with("worker_id", worker_id)
         .with("task_queue", queue)
         .with("poll_request_id", call.body.poll_request_id.clone())
-        .with("task_kinds", call.body.task_kinds.clone())),
+        .with("requested_task_kinds", call.body.kind_words(kind))
+        .with("bound_task_kinds", words(&bound))),
+        PollRefused::GivenKindConflict(given) => Err(Failure::new(
+            StatusCode::CONFLICT,
+            Reason::PollCachedTaskKindConflict,
+            "The poll id stands for a task that is still held, of a kind that is not asked for.",
+        )
+        .with("task", Value::Null)
+        .with("poll_status", "conflict")
+        .with("worker_id", worker_id)
+        .with("task_queue", queue)
+        .with("poll_request_id", call.body.poll_request_id.clone())
+        .with("requested_task_kinds", call.body.kind_words(kind))
+        .with("cached_task_kind", given.as_str())
+        .with("cached_task_kind_state", "unrequested_discriminator")),
         PollRefused::NoCapacity { queries } => Err(Failure::new(
             StatusCode::TOO_MANY_REQUESTS,
             Reason::LongPollCapacityExhausted,
@@ -358,19 +391,31 @@ fn refusal(
         .with("task_kind", task_kind)
         .with("wait_pool", if queries { "query" } else { "worker" })
         .retry_in(1)),
-        PollRefused::Fault(fault) => {
-            let failure = Failure::from(fault);
-            let reason = failure.reason();
-            Err(failure
-                .with("operation", format!("poll_{task_kind}"))
-                .with("worker_id", worker_id)
-                .with("namespace", call.namespace.as_str())
-                .with("task_queue", queue)
-                .with("task_kind", task_kind)
-                .with("task", Value::Null)
-                .with("poll_status", reason)
-                .with("poll_request_id", call.body.poll_request_id.clone())
-                .with("retry_same_poll_request_id", true))
-        }
+        PollRefused::Fault(fault) => Err(failed(call, kind, queue, fault)),
     }
+}
+
+/// The server could not: the worker is to repeat the poll under the same id.
+fn failed(
+    call: &Call<WorkerOnly, PollBody>,
+    kind: TaskKind,
+    queue: Option<String>,
+    fault: Fault,
+) -> Failure {
+    let task_kind = format!("{}_task", kind.as_str());
+    let mut failure = Failure::from(fault);
+    if matches!(fault, Fault::Full | Fault::ReadOnly) {
+        failure = failure.with("claim_admitted", false);
+    }
+    let reason = failure.reason();
+    failure
+        .with("operation", format!("poll_{task_kind}"))
+        .with("worker_id", call.body.worker_id.clone())
+        .with("namespace", call.namespace.as_str())
+        .with("task_queue", queue)
+        .with("task_kind", task_kind)
+        .with("task", Value::Null)
+        .with("poll_status", reason)
+        .with("poll_request_id", call.body.poll_request_id.clone())
+        .with("retry_same_poll_request_id", true)
 }

@@ -16,6 +16,7 @@ use crate::protocol::capabilities::HISTORY_COMPRESSION_THRESHOLD;
 use super::super::compression::HistoryEncoding;
 use super::answer::Failure;
 use super::cancellations::request_object;
+use super::page_tokens;
 use super::sessions::affinity;
 
 /// Events that a page holds, as raw JSON.
@@ -59,24 +60,6 @@ impl ShownHistory {
             },
         })
     }
-}
-
-/// The token of the page after event `after`: base64 of its number, so that tools can read it.
-pub fn page_token(after: u64) -> String {
-    use base64::Engine as _;
-    base64::engine::general_purpose::STANDARD.encode(after.to_string())
-}
-
-/// The event after which a page begins.
-pub fn read_page_token(token: &str) -> Option<u64> {
-    use base64::Engine as _;
-    let bytes = base64::engine::general_purpose::STANDARD
-        .decode(token)
-        .ok()?;
-    let text = std::str::from_utf8(&bytes).ok()?;
-    let after: u64 = text.parse().ok()?;
-    // One position has one spelling.
-    (after.to_string() == text).then_some(after)
 }
 
 /// When a lease began and ends.
@@ -313,7 +296,10 @@ pub fn workflow_claim(
         history: &shown.events,
         history_events_compressed: shown.compressed.as_deref(),
         history_events_encoding: shown.encoding,
-        next_history_page_token: view.page.next_after.map(page_token),
+        next_history_page_token: view
+            .page
+            .next_after
+            .map(|after| page_tokens::of_run(state.id, after)),
         last_history_sequence: view.seen,
         size: history_size(state, view.seen),
         namespace: begun.namespace.as_str(),

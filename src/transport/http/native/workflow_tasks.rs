@@ -24,7 +24,7 @@ use super::cancellations::request_object;
 use super::commands::{self, CommandRequest};
 use super::leases::{self, Named};
 use super::polls::{self, PollBody};
-use super::{sticky, streams, tasks};
+use super::{page_tokens, sticky, streams, tasks};
 
 /// Waits for a workflow task.
 #[utoipa::path(tag = "workflow-tasks", operation_id = "pollWorkflowTask", request_body = PollBody,
@@ -100,16 +100,17 @@ async fn history_page(
     let size = size.min(history.page_size_max.into());
     let holder =
         leases::workflow_holder(&call.namespace, task, &named, body.workflow_task_attempt)?;
+    let wrong_token = || {
+        Failure::new(
+            StatusCode::BAD_REQUEST,
+            Reason::InvalidPageToken,
+            "The page token is none that this server gave for the run.",
+        )
+        .with("task_id", task)
+    };
     let after = match token {
         None => 0,
-        Some(token) => tasks::read_page_token(token).ok_or_else(|| {
-            Failure::new(
-                StatusCode::BAD_REQUEST,
-                Reason::InvalidPageToken,
-                "The page token is not one of this server's.",
-            )
-            .with("task_id", task)
-        })?,
+        Some(token) => page_tokens::read_of_run(holder.task.run, token).ok_or_else(wrong_token)?,
     };
     let read = call
         .api
@@ -118,6 +119,9 @@ async fn history_page(
         .await;
     let (page, seen, attempt, state) =
         read.map_err(|refused| leases::workflow_refusal(refused, &holder, "rejected"))?;
+    if after > seen {
+        return Err(wrong_token());
+    }
     let encoding = body
         .accept_history_encoding
         .as_deref()
@@ -145,7 +149,9 @@ async fn history_page(
         history: &shown.events,
         history_events_compressed: shown.compressed.as_deref(),
         history_events_encoding: shown.encoding,
-        next_history_page_token: page.next_after.map(tasks::page_token),
+        next_history_page_token: page
+            .next_after
+            .map(|after| page_tokens::of_run(state.id, after)),
         last_history_sequence: seen,
         size: tasks::history_size(&state, seen),
     })

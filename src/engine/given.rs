@@ -1,0 +1,146 @@
+//! Repeats of polls: a worker that has not got an answer asks again under the same id, here or at
+//! another node, and is given the same task while it holds it.
+//!
+//! What this node gave it remembers. What another node gave, or this one before it was started anew, is
+//! looked for in the database, unless the worker is known to poll here only.
+
+use std::sync::Arc;
+
+use super::error::Fault;
+use super::{Core, claims};
+use crate::domain::ids::TaskQueue;
+use crate::domain::routing::{Poller, TaskKind};
+use crate::domain::worker::Registration;
+use crate::matching::{GrantedLease, QueueKey, WorkerKey};
+use crate::store::asks::{self, AskState};
+use crate::store::{given, lease};
+
+/// Why a repeat is refused.
+pub(super) enum Refused {
+    /// The id stands for a poll for these kinds of task.
+    Bound(Arc<[TaskKind]>),
+    /// The task that is held under the id is of this kind, which is not asked for now.
+    Kind(TaskKind),
+    /// The server could not.
+    Fault(Fault),
+}
+
+impl From<Fault> for Refused {
+    fn from(fault: Fault) -> Self {
+        Self::Fault(fault)
+    }
+}
+
+/// The lease that a poll of this name was given, if it is still held.
+///
+/// # Errors
+/// [`Refused`].
+pub(super) async fn before(
+    core: &Core,
+    worker: &Registration,
+    keys: &[QueueKey],
+    poller: &Poller,
+) -> Result<Option<GrantedLease>, Refused> {
+    if poller.poll_request_id.is_none() {
+        return Ok(None);
+    }
+    if let Some(kinds) = core.registry.contradicted(&worker.namespace, poller) {
+        return Err(Refused::Bound(kinds));
+    }
+    if let Some((lease, first)) = here(core, keys, poller).await? {
+        if first.contradicts(poller) {
+            return Err(Refused::Bound(first.kinds));
+        }
+        return Ok(Some(lease));
+    }
+    let key = WorkerKey {
+        namespace: worker.namespace.clone(),
+        worker: worker.worker_id.clone(),
+    };
+    if core.leases.is_home(&key, worker.epoch) {
+        return Ok(None);
+    }
+    if core.leases.visits(&key, worker.epoch) {
+        core.hints.visits(&key);
+    }
+    let Some(lease) = elsewhere(core, worker, keys, poller).await? else {
+        return Ok(None);
+    };
+    if !poller.kinds.contains(&lease.kind) {
+        return Err(Refused::Kind(lease.kind));
+    }
+    Ok(Some(lease))
+}
+
+/// The lease as this node granted it and as its row has it now, with the poll that it was given to.
+async fn here(
+    core: &Core,
+    keys: &[QueueKey],
+    poller: &Poller,
+) -> Result<Option<(GrantedLease, Poller)>, Fault> {
+    let Some((lease, first)) = keys
+        .iter()
+        .filter_map(|key| claims::poll_name(key, poller))
+        .find_map(|name| core.leases.of_poll(&name))
+    else {
+        return Ok(None);
+    };
+    let is_queue = |queue: &TaskQueue| keys.iter().any(|key| key.queue == *queue);
+    if lease.kind.is_ask() {
+        let ask = asks::find(&core.store.hot, lease.task).await?;
+        return Ok(ask
+            .filter(|ask| {
+                ask.state == AskState::Leased
+                    && !ask.over
+                    && ask.attempt == lease.attempt
+                    && ask.owner.as_ref() == Some(&lease.owner)
+                    && is_queue(&ask.queue)
+            })
+            .map(|_| (lease, first)));
+    }
+    let row = lease::read(&core.store.hot, lease.task).await?;
+    Ok(row
+        .filter(|row| {
+            row.live
+                && row.attempt == lease.attempt
+                && row.owner.as_ref() == Some(&lease.owner)
+                && is_queue(&row.queue)
+        })
+        .map(|row| {
+            let lease = GrantedLease {
+                lease_expires_at: row.lease_expires_at.unwrap_or(lease.lease_expires_at),
+                start_to_close_at: row.start_to_close_at,
+                heartbeat_due_at: row.heartbeat_due_at,
+                ..lease
+            };
+            (lease, first)
+        }))
+}
+
+/// The lease as the database has it, of any kind that polls of this one may be given.
+async fn elsewhere(
+    core: &Core,
+    worker: &Registration,
+    keys: &[QueueKey],
+    poller: &Poller,
+) -> Result<Option<GrantedLease>, Fault> {
+    let plane = keys.first().map(|key| key.kind.polled_as());
+    let kinds: Vec<TaskKind> = TaskKind::ALL
+        .into_iter()
+        .filter(|kind| Some(kind.polled_as()) == plane)
+        .collect();
+    let queues: Vec<&TaskQueue> = keys.iter().map(|key| &key.queue).collect();
+    let pool = &core.store.hot;
+    let given = given::to_poll(pool, &worker.namespace, &queues, &kinds, poller).await?;
+    Ok(given.map(|given| GrantedLease {
+        task: given.task,
+        kind: given.kind,
+        owner: poller.owner.clone(),
+        attempt: given.attempt,
+        seen: given.seen,
+        leased_at: given.leased_at,
+        lease_expires_at: given.lease_expires_at,
+        start_to_close_at: given.start_to_close_at,
+        heartbeat_due_at: given.heartbeat_due_at,
+    }))
+}
