@@ -8,8 +8,10 @@ mod cache;
 mod cancellations;
 mod claims;
 mod contracts;
+mod dispatch;
 mod error;
 mod executions;
+mod flows;
 mod hints;
 mod inputs;
 mod leases;
@@ -132,6 +134,8 @@ pub(crate) struct Core {
     known: workers::Known,
     rollouts: rollouts::Rollouts,
     throttled: admission::Throttled,
+    turns: dispatch::Turns,
+    flows: flows::Flows,
     unserved: unserved::Unserved,
     renewals: renewals::Renewals,
     starts: starts::Starts,
@@ -179,6 +183,8 @@ impl Engine {
             known: workers::Known::default(),
             rollouts: rollouts::Rollouts::default(),
             throttled: admission::Throttled::default(),
+            turns: dispatch::Turns::default(),
+            flows: flows::Flows::default(),
             unserved: unserved::Unserved::default(),
             renewals,
             starts,

@@ -36,6 +36,7 @@ const BUILD: &[Feature] = &[
     Feature::ActivityStatus,
     Feature::QueryTaskAuthority,
     Feature::PollRequestIdempotency,
+    Feature::PriorityFairness,
     Feature::FencedDeregistration,
 ];
 

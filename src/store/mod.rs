@@ -7,6 +7,8 @@ pub mod asks;
 pub mod claim;
 pub mod commit;
 pub mod deregistrations;
+pub mod dispatch;
+pub mod flows;
 pub mod history;
 pub mod item;
 pub mod lane;

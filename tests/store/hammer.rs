@@ -583,7 +583,7 @@ async fn hand_out_backlog(shared: Arc<Shared>, pool: leasehold::store::pool::PgP
             )
             .await;
             let claimed = match claimed {
-                Ok(claimed) => claimed,
+                Ok(plain) => plain.claimed,
                 Err(error) => return shared.break_off(format!("claim: {error}")),
             };
             let mut world = shared.world();

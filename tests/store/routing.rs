@@ -156,7 +156,8 @@ async fn claim_on(
         pollers,
     )
     .await
-    .expect("a claim");
+    .expect("a claim")
+    .claimed;
     claimed.sort_by_key(|claimed| claimed.poller);
     claimed
 }
