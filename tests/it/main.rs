@@ -17,6 +17,7 @@ mod checks;
 mod control;
 mod delivery;
 mod deregistration;
+mod dispatch;
 mod documented;
 mod envelope;
 mod field_cases;
