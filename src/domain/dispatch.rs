@@ -207,7 +207,10 @@ pub fn pick(shares: &Shares, window: &Window, owners: &[&WorkerId]) -> Vec<Pick>
                 .filter(|line| line.is_cut || !line.waiting.is_empty())
                 .min_by_key(|line| {
                     let head = line.waiting.first();
-                    (line.begin, head.map(|head| (all[*head].ready_at, all[*head].task)))
+                    (
+                        line.begin,
+                        head.map(|head| (all[*head].ready_at, all[*head].task)),
+                    )
                 });
             let Some(line) = next else {
                 break;

@@ -108,7 +108,7 @@ pub struct Routing {
     /// The worker session that it runs in. Who may own that is decided when a worker claims the task.
     pub session: Option<Arc<session::Options>>,
     /// The worker that keeps the run in memory, which is given the task if it waits.
-    pub preferred: Option<Preferred>,
+    pub preferred: Option<Box<Preferred>>,
 }
 
 /// Who is best given a workflow task.

@@ -84,8 +84,7 @@ pub(super) async fn claim(
     mut on: On<'_>,
 ) -> Result<Vec<Claimed>, Fault> {
     if core.turns.get(key).is_none() {
-        let (hot, kind, namespace, queue) =
-            (&core.store.hot, key.kind, &key.namespace, &key.queue);
+        let (hot, kind, namespace, queue) = (&core.store.hot, key.kind, &key.namespace, &key.queue);
         let plain = match &mut on {
             On::Any => claim::claim(hot, kind, namespace, queue, profile, pollers).await?,
             On::This(step) => {
@@ -126,9 +125,7 @@ async fn ranked(
         let want = free.len();
         let looked = match &mut on {
             On::Any => look(hot, kind, namespace, queue, profile, want, after).await,
-            On::This(step) => {
-                look(&mut **step, kind, namespace, queue, profile, want, after).await
-            }
+            On::This(step) => look(&mut **step, kind, namespace, queue, profile, want, after).await,
         };
         let mut seen = match looked {
             Ok(seen) => seen,

@@ -100,7 +100,9 @@ pub async fn look<'e>(
     want: usize,
     after: Option<&After>,
 ) -> sqlx::Result<Seen> {
-    let want = i64::try_from(want).unwrap_or(TASKS).clamp(LOOK_AHEAD, TASKS);
+    let want = i64::try_from(want)
+        .unwrap_or(TASKS)
+        .clamp(LOOK_AHEAD, TASKS);
     let rows: Vec<Row> = sqlx::query_as(
         "with recursive f as materialized (
              select priority from tasks where state = 0 and session_id is null and fairness_key is not null
@@ -222,9 +224,18 @@ pub async fn take<'e>(
     profile: &Profile,
     chosen: &[(TaskId, &Poller)],
 ) -> sqlx::Result<Vec<Claimed>> {
-    let runs: Vec<String> = chosen.iter().map(|(task, _)| task.run.to_string()).collect();
-    let tasks: Vec<i32> = chosen.iter().map(|(task, _)| task.no.cast_signed()).collect();
-    let owners: Vec<&str> = chosen.iter().map(|(_, poller)| poller.owner.as_str()).collect();
+    let runs: Vec<String> = chosen
+        .iter()
+        .map(|(task, _)| task.run.to_string())
+        .collect();
+    let tasks: Vec<i32> = chosen
+        .iter()
+        .map(|(task, _)| task.no.cast_signed())
+        .collect();
+    let owners: Vec<&str> = chosen
+        .iter()
+        .map(|(_, poller)| poller.owner.as_str())
+        .collect();
     let polls: Vec<Option<&str>> = chosen
         .iter()
         .map(|(_, poller)| poller.poll_request_id.as_deref())

@@ -20,10 +20,16 @@ pub async fn write(
     counted: &[(Namespace, TaskQueue, Flow)],
 ) -> sqlx::Result<()> {
     let long = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
-    let namespaces: Vec<&str> = counted.iter().map(|(namespace, ..)| namespace.as_str()).collect();
+    let namespaces: Vec<&str> = counted
+        .iter()
+        .map(|(namespace, ..)| namespace.as_str())
+        .collect();
     let queues: Vec<&str> = counted.iter().map(|(_, queue, _)| queue.as_str()).collect();
     let added: Vec<i64> = counted.iter().map(|(.., flow)| long(flow.added)).collect();
-    let dispatched: Vec<i64> = counted.iter().map(|(.., flow)| long(flow.dispatched)).collect();
+    let dispatched: Vec<i64> = counted
+        .iter()
+        .map(|(.., flow)| long(flow.dispatched))
+        .collect();
     sqlx::query(
         "with old as (delete from queue_flows where noted_at < clock_timestamp() - interval '2 minutes' and node <> $1)
          insert into queue_flows (namespace, queue, node, added, dispatched, noted_at)

@@ -7,7 +7,9 @@ use crate::support::{Client, TestServer, eventually, merged, text};
 /// Starts runs of these names, one after the other.
 async fn start(client: &Client, name: &str, count: usize, fields: Value) {
     for n in 0..count {
-        client.start_with(&format!("{name}{n}"), fields.clone()).await;
+        client
+            .start_with(&format!("{name}{n}"), fields.clone())
+            .await;
     }
 }
 
@@ -28,11 +30,26 @@ async fn classes_take_turns_by_weight() {
     let client = &server.client;
     client.register("w", "q", &["flow"], &[]).await;
     start(client, "a", 4, json!({"fairness_key": "a"})).await;
-    start(client, "b", 4, json!({"fairness_key": "b", "fairness_weight": 2})).await;
+    start(
+        client,
+        "b",
+        4,
+        json!({"fairness_key": "b", "fairness_weight": 2}),
+    )
+    .await;
     start(client, "p", 4, json!({})).await;
-    start(client, "late", 1, json!({"fairness_key": "a", "priority": 7})).await;
+    start(
+        client,
+        "late",
+        1,
+        json!({"fairness_key": "a", "priority": 7}),
+    )
+    .await;
     start(client, "urgent", 1, json!({"priority": 1})).await;
-    let view = client.get("/task-queues/q/priority-fairness").await.expect(200);
+    let view = client
+        .get("/task-queues/q/priority-fairness")
+        .await
+        .expect(200);
     assert_eq!(view["task_queue"], "q");
     assert_eq!(view["is_complete"], true);
     let row = |priority, key: Value, weight, count| {
@@ -44,7 +61,10 @@ async fn classes_take_turns_by_weight() {
     };
     let mut backlog = view["backlog"].clone();
     for row in backlog.as_array_mut().unwrap() {
-        let age = row.as_object_mut().unwrap().remove("oldest_ready_age_seconds");
+        let age = row
+            .as_object_mut()
+            .unwrap()
+            .remove("oldest_ready_age_seconds");
         assert!(age.unwrap().is_u64());
     }
     assert_eq!(
@@ -67,10 +87,14 @@ async fn classes_take_turns_by_weight() {
     assert_eq!(
         order,
         [
-            "urgent0", "a0", "b0", "p0", "b1", "a1", "b2", "p1", "b3", "a2", "p2", "a3", "p3", "late0"
+            "urgent0", "a0", "b0", "p0", "b1", "a1", "b2", "p1", "b3", "a2", "p2", "a3", "p3",
+            "late0"
         ]
     );
-    let view = client.get("/task-queues/q/priority-fairness").await.expect(200);
+    let view = client
+        .get("/task-queues/q/priority-fairness")
+        .await
+        .expect(200);
     assert_eq!(view["backlog"], json!([]));
     assert_eq!(stats(client).await, (json!(14), json!(14)));
     // A queue without keys is served by age again.
@@ -122,7 +146,10 @@ async fn activities_are_in_the_class_of_their_run() {
     let task = client.poll("workflow", "w", "q", 5).await;
     let command = json!([{"type": "schedule_activity", "activity_type": "act"}]);
     client.complete(&task, command).await.expect(200);
-    let view = client.get("/task-queues/q/priority-fairness").await.expect(200);
+    let view = client
+        .get("/task-queues/q/priority-fairness")
+        .await
+        .expect(200);
     let row = &view["backlog"][0];
     assert_eq!(row["task_kind"], "activity");
     assert_eq!(row["fairness_key"], "tenant");
@@ -169,14 +196,21 @@ async fn a_kept_run_is_preferred_in_a_backlog() {
         client.task(&task, "complete", completion).await.expect(200);
         let other = format!("other{n}");
         let run = client.start_with(&other, json!({})).await;
-        client.post("/workflows/kept0/signal/s", json!({})).await.expect(202);
+        client
+            .post("/workflows/kept0/signal/s", json!({}))
+            .await
+            .expect(202);
         let ready = format!(
             "update tasks set visible_at = now() - case when run_id = '{run}' then interval '{older_by}' else interval '0 s' end"
         );
         server.db.execute(&ready).await;
         let first = client.poll("workflow", poller, "q", 5).await;
         let second = client.poll("workflow", "w", "q", 5).await;
-        let (kept, older) = if is_hit { (&first, &second) } else { (&second, &first) };
+        let (kept, older) = if is_hit {
+            (&first, &second)
+        } else {
+            (&second, &first)
+        };
         assert_eq!(kept["workflow_id"], "kept0", "{poller} {older_by}");
         assert_eq!(older["workflow_id"], other);
         assert_eq!(kept["sticky_replay_mode"], "sticky_hit_expected");

@@ -33,12 +33,14 @@ fn any_routing(chance: &mut Dice, at: Timestamp) -> Routing {
         } else {
             at.plus_seconds(600)
         };
-        routing.preferred = Some(Preferred {
-            worker: worker(chance.below(WORKERS)),
-            until,
-        });
+        routing.preferred = kept_by(chance.below(WORKERS), until);
     }
     routing
+}
+
+fn kept_by(n: u64, until: Timestamp) -> Option<Box<Preferred>> {
+    let worker = worker(n);
+    Some(Box::new(Preferred { worker, until }))
 }
 
 fn worker(n: u64) -> WorkerId {
@@ -130,7 +132,9 @@ async fn claims_follow_the_order_of_hand_outs() {
     let mut clocks: BTreeMap<(i16, &str), Shares> = BTreeMap::new();
     let mut kept = 0;
     for _ in 0..300 {
-        let kind = chance.pick(&[TaskKind::Workflow, TaskKind::Activity]).unwrap();
+        let kind = chance
+            .pick(&[TaskKind::Workflow, TaskKind::Activity])
+            .unwrap();
         let queue = chance.pick(&["q1", "q2"]).unwrap();
         let profile = random_profile(&mut chance);
         let fleet: Vec<Poller> = (0..1 + chance.below(8))
@@ -208,7 +212,11 @@ async fn a_hand_off_chooses_the_poll_that_a_claim_chooses() {
         let at = now();
         let tasks = open(&mut door, 1, || {
             let mut routing = any_routing(&mut chance, at);
-            if routing.preferred.as_ref().is_some_and(|one| one.until <= at) {
+            if routing
+                .preferred
+                .as_ref()
+                .is_some_and(|one| one.until <= at)
+            {
                 routing.preferred = None;
             }
             routing.needs &= 1;
@@ -227,7 +235,9 @@ async fn a_hand_off_chooses_the_poll_that_a_claim_chooses() {
             .map(|(profile, owner)| park(&registry, &key, profile, owner))
             .collect();
         registry.saw(&key, false);
-        let handed = registry.reserve(&routing).map(|poll| poll.poller().owner.clone());
+        let handed = registry
+            .reserve(&routing)
+            .map(|poll| poll.poller().owner.clone());
         // A claim is for polls that can take the same tasks; each of these can take this one.
         let able: Vec<Poller> = polls
             .iter()
@@ -282,10 +292,7 @@ fn a_hand_off_does_not_pass_a_backlog_that_has_an_order() {
     };
     let decision = started("wf");
     let mut routing = decision.write.opened().next().unwrap().1.routing.clone();
-    routing.preferred = Some(Preferred {
-        worker: worker(1),
-        until: now().plus_seconds(60),
-    });
+    routing.preferred = kept_by(1, now().plus_seconds(60));
     let taken = |registry: &Arc<Registry>| {
         let poll = registry.reserve(&routing)?;
         let owner = poll.poller().owner.clone();
@@ -314,6 +321,38 @@ fn a_hand_off_does_not_pass_a_backlog_that_has_an_order() {
         assert_eq!(taken(&registry), Some(worker(2)), "nothing is left");
         drop((one, two));
     }
+}
+
+/// Rule: claims of a queue come to an end when nothing is left, however many kinds of worker wait.
+#[test]
+fn very_many_profiles_are_looked_for_once() {
+    const PROFILES: usize = 200;
+    let key = QueueKey {
+        kind: TaskKind::Workflow,
+        namespace: "default".into(),
+        queue: "q".into(),
+    };
+    let registry = Arc::new(Registry::default());
+    let parked: Vec<Waiting> = (0..PROFILES)
+        .map(|n| {
+            let profile = Profile {
+                types: vec![n.to_string()].into(),
+                build_id: None,
+                knows: 0,
+            };
+            park(&registry, &key, &profile, &worker(0))
+        })
+        .collect();
+    assert!(registry.wants_claim(&key));
+    let mut looks = 0;
+    while let Some((_, polls)) = registry.next_claim(&key, 9) {
+        looks += 1;
+        assert!(looks <= PROFILES, "it claims for ever");
+        for poll in polls {
+            registry.put_back(poll);
+        }
+    }
+    assert_eq!((looks, parked.len()), (PROFILES, PROFILES));
 }
 
 /// Rule: a queue with more classes than one look goes through serves the most urgent first, every class
@@ -349,14 +388,29 @@ async fn very_many_classes_are_served_in_turn() {
     let mut order = Vec::new();
     let mut looks = 0;
     while order.len() < tasks.len() {
-        let seen = see(&bench.store, TaskKind::Workflow, "q", &profile, BATCH, after.as_ref()).await;
+        let seen = see(
+            &bench.store,
+            TaskKind::Workflow,
+            "q",
+            &profile,
+            BATCH,
+            after.as_ref(),
+        )
+        .await;
         looks += 1;
-        assert!(looks <= 3 * tasks.len() / BATCH, "{} after {looks} looks", order.len());
+        assert!(
+            looks <= 3 * tasks.len() / BATCH,
+            "{} after {looks} looks",
+            order.len()
+        );
         let got = serve(&bench.store, &profile, &seen.window, &mut shares, &polls).await;
         order.extend(got.into_iter().map(|(task, _)| task));
         after = seen.after;
     }
-    let priorities: Vec<u8> = order.iter().map(|task| tasks[task].routing.priority).collect();
+    let priorities: Vec<u8> = order
+        .iter()
+        .map(|task| tasks[task].routing.priority)
+        .collect();
     assert!(priorities.is_sorted(), "{priorities:?}");
     let first: BTreeSet<_> = order[10..10 + CLASSES + CLASSES / 2]
         .iter()
@@ -388,7 +442,9 @@ async fn a_plain_claim_leaves_classes_alone() {
     let plain = async || {
         let (kind, namespace, queue) = (TaskKind::Workflow, "default".into(), "q".into());
         let hot = &bench.store.hot;
-        claim(hot, kind, &namespace, &queue, &profile, &one).await.unwrap()
+        claim(hot, kind, &namespace, &queue, &profile, &one)
+            .await
+            .unwrap()
     };
     let empty = plain().await;
     assert!(empty.claimed.is_empty() && !empty.classes);
@@ -397,16 +453,18 @@ async fn a_plain_claim_leaves_classes_alone() {
         let (key, priority, kept) = kinds.next().unwrap();
         let mut routing = decided_routing();
         (routing.fairness_key, routing.priority) = (key, priority);
-        routing.preferred = kept.then(|| Preferred {
-            worker: worker(0),
-            until: now(),
-        });
+        routing.preferred = kept_by(0, now()).filter(|_| kept);
         (routing, Timestamp::from_micros(now().micros() - 1_000_000))
     })
     .await;
     let saw = async || {
         let plain = plain().await;
-        (plain.claimed.len(), plain.classes, plain.priorities, plain.preferred)
+        (
+            plain.claimed.len(),
+            plain.classes,
+            plain.priorities,
+            plain.preferred,
+        )
     };
     assert_eq!(saw().await, (1, false, true, false));
     let keyed = open(&mut door, 1, || {
@@ -420,11 +478,15 @@ async fn a_plain_claim_leaves_classes_alone() {
     assert!(seen.classes && seen.window.is_whole());
     assert_eq!(seen.window.candidates.len(), 3);
     let task = *keyed.keys().next().unwrap();
-    let taken = take(&bench.store.hot, &profile, &[(task, &one[0])]).await.unwrap();
+    let taken = take(&bench.store.hot, &profile, &[(task, &one[0])])
+        .await
+        .unwrap();
     assert_eq!((taken.len(), taken[0].attempt), (1, 1));
-    let again = take(&bench.store.hot, &profile, &[(task, &one[0])]).await.unwrap();
+    let again = take(&bench.store.hot, &profile, &[(task, &one[0])])
+        .await
+        .unwrap();
     assert!(again.is_empty(), "it is taken");
-    assert_eq!(saw().await.1, false);
+    assert!(!saw().await.1, "no classes are left");
     assert_eq!(saw().await.0, 1);
     bench.end().await;
 }

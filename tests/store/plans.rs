@@ -366,8 +366,11 @@ async fn a_long_backlog_of_classes_is_looked_at_by_key() {
         let look = dispatch::look(&store.hot, kind, &namespace, &queue, &profile, 1, None);
         let (seen, look) = meter.cost(&store.hot, look).await;
         let window = seen.unwrap().window;
-        let classes: std::collections::BTreeSet<_> =
-            window.candidates.iter().map(|one| one.class.clone()).collect();
+        let classes: std::collections::BTreeSet<_> = window
+            .candidates
+            .iter()
+            .map(|one| one.class.clone())
+            .collect();
         assert_eq!(classes.len(), 4);
         let pollers = std::slice::from_ref(&poller);
         let with = claim::claim(&store.hot, kind, &namespace, &queue, &profile, pollers);
@@ -376,7 +379,10 @@ async fn a_long_backlog_of_classes_is_looked_at_by_key() {
         let empty = "empty".into();
         let without = claim::claim(&store.hot, kind, &namespace, &empty, &profile, pollers);
         let without = meter.cost(&store.hot, without).await.1;
-        let heads = meter.cost(&store.hot, waiting::heads(&store.hot, 10, 10)).await.1;
+        let heads = meter
+            .cost(&store.hot, waiting::heads(&store.hot, 10, 10))
+            .await
+            .1;
         let task = window.candidates[0].task;
         let chosen = [(task, &poller)];
         let take = dispatch::take(&store.hot, &profile, &chosen);

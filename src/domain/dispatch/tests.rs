@@ -215,9 +215,7 @@ fn a_cut_window_ends_the_choice() {
 /// others go round by their age.
 #[test]
 fn each_kept_run_goes_to_its_worker() {
-    let mut all: Vec<Candidate> = (0..4)
-        .map(|n| candidate(n, 5, None, 1, n as u64))
-        .collect();
+    let mut all: Vec<Candidate> = (0..4).map(|n| candidate(n, 5, None, 1, n as u64)).collect();
     let workers = workers(4);
     all[3].preferred = Some(workers[0].clone());
     all[2].preferred = Some("gone".into());

@@ -57,12 +57,12 @@ impl ReplayMode {
 
 impl RunState {
     /// The worker that the next task is best given to.
-    pub fn preferred(&self, now: Timestamp) -> Option<Preferred> {
+    pub fn preferred(&self, now: Timestamp) -> Option<Box<Preferred>> {
         let kept = self.kept.as_ref().filter(|kept| now < kept.until)?;
-        Some(Preferred {
+        Some(Box::new(Preferred {
             worker: kept.worker.clone(),
             until: kept.until,
-        })
+        }))
     }
 
     /// How a worker, registered with `epoch`, that was given the workflow task at `at` comes by the
