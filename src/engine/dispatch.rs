@@ -4,8 +4,6 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use sqlx::PgConnection;
-
 use super::{Core, Fault};
 use crate::domain::dispatch::{self, Candidate, Shares};
 use crate::domain::ids::{TaskId, WorkerId};
@@ -13,6 +11,7 @@ use crate::domain::routing::{DEFAULT_PRIORITY, Poller, Profile, Routing, TaskKin
 use crate::matching::QueueKey;
 use crate::store::claim::{self, Claimed};
 use crate::store::dispatch::{After, look, take};
+use crate::store::pool::Transaction;
 
 /// Queues whose tasks are not all alike that are remembered; one that is forgotten is found again by its
 /// next claim.
@@ -72,7 +71,7 @@ pub(super) fn waits(core: &Core, routing: &Routing) {
 /// Where statements run: on any connection, or inside a transaction.
 pub(super) enum On<'a> {
     Any,
-    This(&'a mut PgConnection),
+    This(&'a mut Transaction),
 }
 
 /// Gives ready tasks to polls, in the order of hand-outs.
@@ -88,7 +87,7 @@ pub(super) async fn claim(
         let plain = match &mut on {
             On::Any => claim::claim(hot, kind, namespace, queue, profile, pollers).await?,
             On::This(step) => {
-                claim::claim(&mut **step, kind, namespace, queue, profile, pollers).await?
+                claim::claim(&mut ***step, kind, namespace, queue, profile, pollers).await?
             }
         };
         let is_ordered = plain.classes || plain.priorities;
@@ -125,7 +124,9 @@ async fn ranked(
         let want = free.len();
         let looked = match &mut on {
             On::Any => look(hot, kind, namespace, queue, profile, want, after).await,
-            On::This(step) => look(&mut **step, kind, namespace, queue, profile, want, after).await,
+            On::This(step) => {
+                look(&mut ***step, kind, namespace, queue, profile, want, after).await
+            }
         };
         let mut seen = match looked {
             Ok(seen) => seen,
@@ -153,7 +154,7 @@ async fn ranked(
         if !chosen.is_empty() {
             let took = match &mut on {
                 On::Any => take(hot, profile, &chosen).await,
-                On::This(step) => take(&mut **step, profile, &chosen).await,
+                On::This(step) => take(&mut ***step, profile, &chosen).await,
             };
             taken = match took {
                 Ok(taken) => taken,

@@ -106,6 +106,28 @@ async fn classes_take_turns_by_weight() {
     server.stop().await;
 }
 
+/// Rule: where a limit is set, claims keep to the limit and to the order.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_limited_queue_keeps_to_the_order() {
+    let server = TestServer::with(|settings| {
+        settings
+            .admission
+            .workflow_tasks
+            .max_active_leases_per_queue = 3;
+    })
+    .await;
+    let client = &server.client;
+    client.register("w", "q", &["flow"], &[]).await;
+    start(client, "a", 3, json!({"fairness_key": "a"})).await;
+    start(client, "b", 3, json!({"fairness_key": "b"})).await;
+    for name in ["a0", "b0", "a1"] {
+        let task = client.poll("workflow", "w", "q", 0).await;
+        assert_eq!(task["workflow_id"], name);
+    }
+    assert!(client.poll("workflow", "w", "q", 0).await.is_null());
+    server.stop().await;
+}
+
 /// Rule: one claim for many waiting polls keeps to the same shares, also on a node that has not seen the
 /// tasks come.
 #[tokio::test(flavor = "multi_thread")]
