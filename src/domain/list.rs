@@ -82,6 +82,40 @@ pub struct QueueRow {
     pub activity: Backlog,
 }
 
+/// Tasks that came to a queue and left it in some time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Flow {
+    /// Tasks that were opened.
+    pub added: u64,
+    /// Tasks that were handed out, each time.
+    pub dispatched: u64,
+}
+
+impl Flow {
+    /// Counts another one in.
+    pub fn add(&mut self, other: Self) {
+        self.added += other.added;
+        self.dispatched += other.dispatched;
+    }
+}
+
+/// Ready tasks of one kind, priority and fairness key.
+#[derive(Clone, Debug)]
+pub struct ClassBacklog {
+    /// Workflow or activity.
+    pub kind: TaskKind,
+    /// 0 to 9, lower is more urgent.
+    pub priority: u8,
+    /// The key; `None` for tasks without one.
+    pub fairness_key: Option<String>,
+    /// Weight of the class, as the task says it that has waited longest.
+    pub weight: u16,
+    /// How many are ready.
+    pub tasks: u64,
+    /// Seconds that the oldest has waited.
+    pub age_seconds: u64,
+}
+
 /// Ready tasks that the same workers may take.
 #[derive(Clone, Debug)]
 pub struct Waiting {

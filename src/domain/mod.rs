@@ -2,6 +2,7 @@
 
 pub mod admission;
 pub mod command;
+pub mod dispatch;
 pub mod event;
 pub mod features;
 pub mod ids;

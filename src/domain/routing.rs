@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::ids::{Namespace, RunId, TaskId, TaskQueue, WorkerId};
 use super::session;
+use super::time::Timestamp;
 
 /// Which plane hands a task out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -115,7 +116,31 @@ pub struct Routing {
     /// The worker session that it runs in. Who may own that is decided when a worker claims the task.
     pub session: Option<Arc<session::Options>>,
     /// The worker that keeps the run in memory, which is given the task if it waits.
-    pub preferred: Option<WorkerId>,
+    pub preferred: Option<Box<Preferred>>,
+}
+
+/// Who is best given a workflow task.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Preferred {
+    /// The worker.
+    pub worker: WorkerId,
+    /// Until when it keeps the run.
+    pub until: Timestamp,
+}
+
+/// Priority of tasks that nobody gave another.
+pub const DEFAULT_PRIORITY: u8 = 5;
+
+impl Routing {
+    /// Whether its place in the queue may be another than that of its age.
+    pub fn is_ordered(&self) -> bool {
+        self.priority != DEFAULT_PRIORITY || self.fairness_key.is_some()
+    }
+
+    /// Whether claims must look at more than its priority and age.
+    pub fn is_ranked(&self) -> bool {
+        self.fairness_key.is_some() || self.preferred.is_some()
+    }
 }
 
 /// What a group of like polls can take.

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use super::dispatch::{self, On};
 use super::unserved::Nothing;
 use super::{Core, Engine, Fault};
 use crate::domain::admission::{Limits, Used};
@@ -12,7 +13,7 @@ use crate::domain::list::QueueRow;
 use crate::domain::routing::{Poller, Profile, TaskKind};
 use crate::matching::QueueKey;
 use crate::store::admission;
-use crate::store::claim::{self, Claimed};
+use crate::store::claim::Claimed;
 
 /// Queues that are remembered as having been at a limit.
 const KEPT: usize = 10_000;
@@ -76,8 +77,7 @@ pub(super) async fn claim(
     let limits = core.limits(key.kind);
     let (namespace, queue) = (&key.namespace, &key.queue);
     if !limits.any() {
-        let hot = &core.store.hot;
-        let claimed = claim::claim(hot, key.kind, namespace, queue, profile, pollers).await?;
+        let claimed = dispatch::claim(core, key, profile, pollers, On::Any).await?;
         return Ok((claimed, None));
     }
     let mut step = core.store.hot.begin().await?;
@@ -89,7 +89,7 @@ pub(super) async fn claim(
     let claimed = if some.is_empty() {
         Vec::new()
     } else {
-        claim::claim(&mut *step, key.kind, namespace, queue, profile, some).await?
+        dispatch::claim(core, key, profile, some, On::This(&mut step)).await?
     };
     if limits.dispatches() && !claimed.is_empty() {
         admission::count(&mut step, key.kind, namespace, queue, claimed.len()).await?;

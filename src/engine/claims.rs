@@ -65,7 +65,9 @@ pub(super) async fn claim(
     let (pool, kind) = (&core.store.hot, key.kind);
     if kind.is_ask() {
         let claimed = asks::claim(pool, kind, &key.namespace, &key.queue, profile, pollers);
-        return Ok(claimed.await?);
+        let claimed = claimed.await?;
+        core.registry.saw(key, false);
+        return Ok(claimed);
     }
     let (mut claimed, room) = admission::claim(core, key, profile, pollers).await?;
     if kind == TaskKind::Activity && claimed.len() < pollers.len() {
@@ -131,6 +133,7 @@ pub(super) fn grant(core: &Core, key: &QueueKey, poller: &Poller, task: Claimed)
         heartbeat_due_at: task.heartbeat_due_at,
     };
     core.clock.observe(lease.leased_at);
+    core.flows.dispatched(key);
     core.leases.granted(&lease, poller, poll_name(key, poller));
     if key.kind.is_ask() {
         return Grant::new(lease, core.releases.clone());

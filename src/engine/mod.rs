@@ -8,8 +8,10 @@ mod cache;
 mod cancellations;
 mod claims;
 mod contracts;
+mod dispatch;
 mod error;
 mod executions;
+mod flows;
 mod given;
 mod hints;
 mod inputs;
@@ -133,6 +135,8 @@ pub(crate) struct Core {
     known: workers::Known,
     rollouts: rollouts::Rollouts,
     throttled: admission::Throttled,
+    turns: dispatch::Turns,
+    flows: flows::Flows,
     unserved: unserved::Unserved,
     renewals: renewals::Renewals,
     starts: starts::Starts,
@@ -180,6 +184,8 @@ impl Engine {
             known: workers::Known::default(),
             rollouts: rollouts::Rollouts::default(),
             throttled: admission::Throttled::default(),
+            turns: dispatch::Turns::default(),
+            flows: flows::Flows::default(),
             unserved: unserved::Unserved::default(),
             renewals,
             starts,

@@ -6,7 +6,7 @@ use std::sync::{PoisonError, RwLock};
 
 use super::{Engine, Fault};
 use crate::domain::ids::{Namespace, TaskQueue};
-use crate::domain::list::{Held, Lone, Waiting};
+use crate::domain::list::{ClassBacklog, Held, Lone, Waiting};
 use crate::domain::routing::Profile;
 use crate::domain::worker::{Registration, Shape, WorkerStatus};
 use crate::matching::QueueKey;
@@ -20,6 +20,8 @@ const DEPTH: i64 = 100;
 const SHAPES: i64 = 10_000;
 /// Groups of ready tasks of one queue that an operator is shown.
 const GROUPS_SHOWN: i64 = 1_000;
+/// Ready tasks of one queue that are counted by priority and fairness key.
+const TASKS_COUNTED: i64 = 100_000;
 /// Tasks that nobody takes, and held ones, that an operator is shown.
 const TASKS_SHOWN: i64 = 50;
 
@@ -125,6 +127,19 @@ impl Engine {
         namespace: &Namespace,
     ) -> Result<HashMap<String, u64>, Fault> {
         Ok(waiting::queries(&self.core.store.reads, namespace, None).await?)
+    }
+
+    /// What is ready on a queue by priority and fairness key, and whether that is all.
+    ///
+    /// # Errors
+    /// [`Fault`].
+    pub async fn queue_classes(
+        &self,
+        namespace: &Namespace,
+        queue: &TaskQueue,
+    ) -> Result<(Vec<ClassBacklog>, bool), Fault> {
+        let reads = &self.core.store.reads;
+        Ok(waiting::by_class(reads, namespace, queue, TASKS_COUNTED, GROUPS_SHOWN).await?)
     }
 
     /// What waits on a queue and what is held, given the workers of the queue.

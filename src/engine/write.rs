@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::cache::Cached;
 use super::claims::poll_name;
 use super::error::Fault;
-use super::{Core, claims};
+use super::{Core, claims, dispatch};
 use crate::domain::decision::{Decision, FIRST_ATTEMPT, HandOff, TaskEffect, TimerEffect};
 use crate::domain::event::Body;
 use crate::domain::ids::{TaskId, TaskNo};
@@ -155,6 +155,7 @@ fn keep(core: &Core, decision: &Decision, promises: Vec<Promise>, at: Timestamp)
         };
         let name = poll_name(&promise.key, promise.poll.poller());
         core.leases.granted(&lease, promise.poll.poller(), name);
+        core.flows.dispatched(&promise.key);
         metrics::counter!("dw_handoffs_total", "kind" => lease.kind.as_str()).increment(1);
         promise.poll.give(Grant::new(lease, core.releases.clone()));
     }
@@ -206,15 +207,17 @@ fn announce(core: &Core, decision: &Decision, at: Timestamp) {
                         ready_at(core, &key, *available_at, at);
                     }
                 }
-                TaskEffect::Open(task) => match &task.handed_to {
-                    Some(_) => core.alarms.lease_in(
-                        task.start_to_close_ms
-                            .into_iter()
-                            .chain(task.heartbeat_ms)
-                            .fold(task.lease_ms, u64::min),
-                    ),
-                    None => ready_at(core, &QueueKey::from(&task.routing), task.available_at, at),
-                },
+                TaskEffect::Open(task) => {
+                    let key = QueueKey::from(&task.routing);
+                    core.flows.added(&key);
+                    if task.handed_to.is_some() {
+                        let ends = task.start_to_close_ms.into_iter().chain(task.heartbeat_ms);
+                        core.alarms.lease_in(ends.fold(task.lease_ms, u64::min));
+                    } else {
+                        dispatch::waits(core, &task.routing);
+                        ready_at(core, &key, task.available_at, at);
+                    }
+                }
             }
         }
     }

@@ -20,7 +20,8 @@ const ABSENT_PAUSE: Duration = Duration::from_millis(2_000);
 const RELAY_PAUSE: Duration = Duration::from_millis(2_000);
 /// Pause between two looks for asks that nobody waits for.
 const ASK_PAUSE: Duration = Duration::from_secs(10);
-/// Pause between two looks at the fleet: ready tasks that nobody may take, decisions about builds.
+/// Pause between two looks at the fleet: ready tasks that nobody may take, decisions about builds, and
+/// what nodes tell each other about queues.
 const FLEET_PAUSE: Duration = Duration::from_secs(5);
 /// How often queues are looked through for those whose slow re-check is due.
 const RECHECK_TICK: Duration = Duration::from_millis(250);
@@ -117,6 +118,7 @@ async fn fleet(engine: Engine) {
         // A failed pass is tried again after the same pause; what was found before stands until then.
         let _ = engine.look_for_unserved().await;
         let _ = engine.refresh_rollouts().await;
+        let _ = engine.tell_flows().await;
         tokio::time::sleep(FLEET_PAUSE).await;
     }
 }

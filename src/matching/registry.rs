@@ -29,12 +29,16 @@ struct Group {
 #[derive(Debug)]
 struct Queue {
     groups: Vec<Group>,
-    /// Profiles for which a look at the database found nothing more, and no hint came since.
+    /// Profiles for which a look at the database found nothing more, and no hint came since. One that
+    /// is being looked for counts already.
     empty_for: Vec<Profile>,
     /// A claim is under way, and looks again when it is done.
     claiming: bool,
     /// Ready tasks wait that only some workers may take: a poll that is parked looks again.
     picky: bool,
+    /// Tasks of it differ in priority or class, so that a new one may have to wait for older ones.
+    /// Unknown until the first claim has told.
+    ordered: Option<bool>,
     recheck_at: Instant,
 }
 
@@ -45,8 +49,26 @@ impl Queue {
             empty_for: Vec::new(),
             claiming: false,
             picky: false,
+            ordered: None,
             recheck_at: now + recheck_pause(now),
         }
+    }
+
+    /// Whether polls of a profile may be given a task that has only now become ready: in a queue where
+    /// order counts, not while older ones may wait.
+    fn hands_over(&self, profile: &Profile) -> bool {
+        self.ordered == Some(false) || !self.claiming && self.empty_for.contains(profile)
+    }
+
+    /// Remembers that nothing is left for a profile.
+    fn is_empty_for(&mut self, profile: &Profile) {
+        if self.empty_for.len() >= PROFILES_KEPT {
+            // Those of parked polls stay, or their polls would claim for ever.
+            let groups = &self.groups;
+            self.empty_for
+                .retain(|empty| groups.iter().any(|group| group.profile == *empty));
+        }
+        self.empty_for.push(profile.clone());
     }
 
     fn is_parked(&self) -> bool {
@@ -238,12 +260,14 @@ impl Inner {
     fn preferred(&self, key: &QueueKey, routing: &Routing) -> Option<Arc<Parked>> {
         let worker = WorkerKey {
             namespace: key.namespace.clone(),
-            worker: routing.preferred.clone()?,
+            worker: routing.preferred.as_ref()?.worker.clone(),
         };
+        let queue = self.queues.get(key)?;
         let polls = self.workers.get(&worker)?;
         let waits = |parked: &&Arc<Parked>| {
             parked.keys.contains(key)
                 && parked.profile.may_take(routing)
+                && queue.hands_over(&parked.profile)
                 && matches!(*parked.slot(), Slot::Waiting(_))
         };
         polls.values().find(waits).cloned()
@@ -254,7 +278,7 @@ impl Inner {
         queue
             .groups
             .iter()
-            .filter(|group| group.profile.may_take(routing))
+            .filter(|group| group.profile.may_take(routing) && queue.hands_over(&group.profile))
             .filter_map(|group| group.parked.values().next())
             .min_by_key(|parked| parked.ticket)
             .cloned()
@@ -381,7 +405,15 @@ impl Registry {
             })
     }
 
-    /// Speaks for the poll that has waited longest among those that may take such a task.
+    /// Says whether tasks of a queue were seen that differ in priority or class.
+    pub fn saw(&self, key: &QueueKey, ordered: bool) {
+        if let Some(queue) = self.inner().queues.get_mut(key) {
+            queue.ordered = Some(ordered || queue.ordered == Some(true));
+        }
+    }
+
+    /// Speaks for a poll that may take such a task: one of the worker that keeps its run in memory, or
+    /// the one that has waited longest.
     pub fn reserve(&self, routing: &Routing) -> Option<Reserved> {
         let key = QueueKey::from(routing);
         let mut inner = self.inner();
@@ -459,10 +491,7 @@ impl Registry {
             }
             queue.groups.retain(|group| !group.parked.is_empty());
             if !reserved.is_empty() {
-                if queue.empty_for.len() >= PROFILES_KEPT {
-                    queue.empty_for.clear();
-                }
-                queue.empty_for.push(profile.clone());
+                queue.is_empty_for(&profile);
                 return Some((profile, reserved));
             }
         }

@@ -37,6 +37,7 @@ const BUILD: &[Feature] = &[
     Feature::ActivityStatus,
     Feature::QueryTaskAuthority,
     Feature::PollRequestIdempotency,
+    Feature::PriorityFairness,
     Feature::FencedDeregistration,
 ];
 

@@ -5,7 +5,7 @@ use sqlx::{FromRow, PgExecutor};
 
 use super::{run_id, unsigned, unsigned32};
 use crate::domain::ids::{Namespace, TaskId, TaskQueue};
-use crate::domain::routing::{Poller, Profile, TaskKind};
+use crate::domain::routing::{DEFAULT_PRIORITY, Poller, Profile, TaskKind};
 use crate::domain::time::Timestamp;
 
 /// Makes workflow tasks ready at once that were blocked by other code than a worker of these types
@@ -61,6 +61,20 @@ pub struct Claimed {
     pub heartbeat_due_at: Option<Timestamp>,
 }
 
+/// What a claim gave, and what it saw of the queue.
+#[derive(Clone, Debug, Default)]
+pub struct Plain {
+    /// The tasks.
+    pub claimed: Vec<Claimed>,
+    /// Tasks with a fairness key are ready or will be. Nothing was given then: which task comes next
+    /// is more than a question of priority and age.
+    pub classes: bool,
+    /// A task was given that some worker keeps in memory.
+    pub preferred: bool,
+    /// A task was given that was more or less urgent than most.
+    pub priorities: bool,
+}
+
 #[derive(FromRow)]
 pub(super) struct ClaimedRow {
     run_id: String,
@@ -94,8 +108,42 @@ impl TryFrom<ClaimedRow> for Claimed {
     }
 }
 
+#[derive(FromRow)]
+struct PlainRow {
+    classes: bool,
+    preferred: Option<String>,
+    priority: Option<i16>,
+    run_id: Option<String>,
+    task_no: Option<i32>,
+    place: Option<i64>,
+    attempt: Option<i32>,
+    seen_event_id: Option<i64>,
+    leased_at: Option<chrono::DateTime<chrono::Utc>>,
+    lease_expires_at: Option<chrono::DateTime<chrono::Utc>>,
+    start_to_close_at: Option<chrono::DateTime<chrono::Utc>>,
+    heartbeat_due_at: Option<chrono::DateTime<chrono::Utc>>,
+}
+
+impl PlainRow {
+    /// The task of the row; the only row of a claim that gave nothing has none.
+    fn claimed(self) -> Option<ClaimedRow> {
+        Some(ClaimedRow {
+            run_id: self.run_id?,
+            task_no: self.task_no?,
+            place: self.place?,
+            attempt: self.attempt?,
+            seen_event_id: self.seen_event_id,
+            leased_at: self.leased_at?,
+            lease_expires_at: self.lease_expires_at?,
+            start_to_close_at: self.start_to_close_at,
+            heartbeat_due_at: self.heartbeat_due_at,
+        })
+    }
+}
+
 /// Gives ready tasks of a queue to polls, the most urgent and longest waiting first. Fewer than
-/// there are polls means that the queue has no more that they can take.
+/// there are polls means that the queue has no more that they can take. While tasks with a fairness
+/// key are there it gives nothing and says so; [`super::dispatch`] is for those.
 ///
 /// # Errors
 /// The database cannot be reached.
@@ -106,25 +154,30 @@ pub async fn claim<'e>(
     queue: &TaskQueue,
     profile: &Profile,
     pollers: &[Poller],
-) -> sqlx::Result<Vec<Claimed>> {
+) -> sqlx::Result<Plain> {
     let owners: Vec<&str> = pollers.iter().map(|poller| poller.owner.as_str()).collect();
     let polls: Vec<Option<&str>> = pollers
         .iter()
         .map(|poller| poller.poll_request_id.as_deref())
         .collect();
-    let rows: Vec<ClaimedRow> = sqlx::query_as(
+    let rows: Vec<PlainRow> = sqlx::query_as(
         "with n as materialized (select clock_timestamp() as now),
+         k as materialized (
+             select exists (select from tasks where state = 0 and session_id is null and fairness_key is not null
+                 and namespace = $1 and queue = $2 and kind = $3) as classes),
          w as materialized (
              select owner, poll, place from unnest($7::text[], $8::text[]) with ordinality as w(owner, poll, place)),
          p as materialized (
              select run_id, task_no, row_number() over () as place from (
                  select run_id, task_no from tasks
-                 where state = 0 and session_id is null and namespace = $1 and queue = $2 and kind = $3
+                 where state = 0 and session_id is null and fairness_key is null
+                   and namespace = $1 and queue = $2 and kind = $3
                    and visible_at <= clock_timestamp()
                    and task_type = any($4) and (build_id is null or build_id = $5) and (needs & ~$6::bigint) = 0
                  order by priority, visible_at, run_id, task_no
-                 limit cardinality($7::text[]) for update skip locked) c)
-         update tasks t set state = 1, attempt = t.attempt + 1, lease_owner = w.owner,
+                 limit (select case when classes then 0 else cardinality($7::text[]) end from k)
+                 for update skip locked) c),
+         u as (update tasks t set state = 1, attempt = t.attempt + 1, lease_owner = w.owner,
              lease_expires_at = n.now + t.lease_ms * interval '1 ms',
              start_to_close_at = n.now + t.start_to_close_ms * interval '1 ms',
              heartbeat_due_at = n.now + t.heartbeat_ms * interval '1 ms',
@@ -133,7 +186,8 @@ pub async fn claim<'e>(
          from n, p join w on w.place = p.place join workflow_runs r on r.run_id = p.run_id
          where t.run_id = p.run_id and t.task_no = p.task_no
          returning t.run_id, t.task_no, p.place, t.attempt, t.seen_event_id, n.now as leased_at,
-             t.lease_expires_at, t.start_to_close_at, t.heartbeat_due_at",
+             t.lease_expires_at, t.start_to_close_at, t.heartbeat_due_at, t.preferred, t.priority)
+         select k.classes, u.* from k left join u on true",
     )
     .bind(namespace.as_str())
     .bind(queue.as_str())
@@ -145,5 +199,16 @@ pub async fn claim<'e>(
     .bind(polls)
     .fetch_all(from)
     .await?;
-    rows.into_iter().map(Claimed::try_from).collect()
+    let mut plain = Plain::default();
+    for row in rows {
+        plain.classes |= row.classes;
+        plain.preferred |= row.preferred.is_some();
+        plain.priorities |= row
+            .priority
+            .is_some_and(|priority| priority != i16::from(DEFAULT_PRIORITY));
+        if let Some(claimed) = row.claimed() {
+            plain.claimed.push(claimed.try_into()?);
+        }
+    }
+    Ok(plain)
 }

@@ -89,6 +89,7 @@ columns! {
         opened_ord: i32, opened_run: &'a str, opened_task: i32, opened_kind: i16, opened_namespace: &'a str, opened_queue: &'a str,
         opened_type: &'a str, opened_priority: i16, opened_fairness_key: Option<&'a str>, opened_fairness_weight: i16,
         opened_build: Option<&'a str>, opened_needs: i64, opened_session: Option<&'a str>, opened_session_id: Option<&'a str>,
+        opened_preferred: Option<&'a str>, opened_preferred_until: Option<DateTime<Utc>>,
         opened_visible: DateTime<Utc>, opened_owner: Option<&'a str>,
         opened_lease_ms: i64, opened_start_to_close_ms: Option<i64>, opened_heartbeat_ms: Option<i64>,
         opened_poll: Option<&'a str>, opened_seen: Option<i64>, opened_knows: Option<i64>,
@@ -271,6 +272,9 @@ impl<'a> Columns<'a> {
             to.opened_needs.push(task.needs);
             to.opened_session.push(task.session.as_deref());
             to.opened_session_id.push(task.session_id.as_deref());
+            to.opened_preferred.push(task.preferred.as_deref());
+            to.opened_preferred_until
+                .push(task.preferred_until.map(Timestamp::to_chrono));
             to.opened_visible.push(task.visible_at.to_chrono());
             to.opened_owner.push(task.owner.as_deref());
             to.opened_lease_ms.push(task.lease_ms);

@@ -116,17 +116,17 @@ w6 as (
 --? opened
 w7 as (
     insert into tasks (run_id, task_no, kind, namespace, queue, task_type, priority, fairness_key, fairness_weight, build_id,
-        needs, session, session_id, state, visible_at, attempt, lease_owner, lease_ms, lease_expires_at, start_to_close_ms, start_to_close_at,
+        needs, session, session_id, preferred, preferred_until, state, visible_at, attempt, lease_owner, lease_ms, lease_expires_at, start_to_close_ms, start_to_close_at,
         heartbeat_ms, heartbeat_due_at, poll_request_id, seen_event_id, holder_knows)
     select run_id, task_no, kind, namespace, queue, task_type, priority, fairness_key, fairness_weight, build_id,
-        needs, session, session_id, case when owner is null then 0 else 1 end, visible_at, case when owner is null then 0 else 1 end, owner, lease_ms,
+        needs, session, session_id, preferred, preferred_until, case when owner is null then 0 else 1 end, visible_at, case when owner is null then 0 else 1 end, owner, lease_ms,
         case when owner is not null then ok.now + lease_ms * interval '1 ms' end,
         start_to_close_ms, case when owner is not null then ok.now + start_to_close_ms * interval '1 ms' end,
         heartbeat_ms, case when owner is not null then ok.now + heartbeat_ms * interval '1 ms' end,
         poll_request_id, seen_event_id, holder_knows
-    from ok, unnest({tasks_opened:int,text,int,smallint,text,text,text,smallint,text,smallint,text,bigint,text,text,timestamptz,text,bigint,bigint,bigint,text,bigint,bigint})
+    from ok, unnest({tasks_opened:int,text,int,smallint,text,text,text,smallint,text,smallint,text,bigint,text,text,text,timestamptz,timestamptz,text,bigint,bigint,bigint,text,bigint,bigint})
         t(ord, run_id, task_no, kind, namespace, queue, task_type, priority, fairness_key, fairness_weight, build_id, needs,
-          session, session_id, visible_at, owner, lease_ms, start_to_close_ms, heartbeat_ms, poll_request_id, seen_event_id, holder_knows)
+          session, session_id, preferred, preferred_until, visible_at, owner, lease_ms, start_to_close_ms, heartbeat_ms, poll_request_id, seen_event_id, holder_knows)
     where ok.a[t.ord]),
 --.
 --? timers

@@ -107,6 +107,8 @@ pub(super) struct OpenedRow {
     pub needs: i64,
     pub session: Option<String>,
     pub session_id: Option<String>,
+    pub preferred: Option<String>,
+    pub preferred_until: Option<Timestamp>,
     pub visible_at: Timestamp,
     pub owner: Option<String>,
     pub lease_ms: i64,
@@ -353,6 +355,12 @@ fn run_rows(write: &mut RunWrite, claims_workflow: bool) -> serde_json::Result<R
                         .session
                         .as_ref()
                         .map(|session| session.session_id.to_string()),
+                    preferred: task
+                        .routing
+                        .preferred
+                        .as_ref()
+                        .map(|preferred| preferred.worker.to_string()),
+                    preferred_until: task.routing.preferred.as_ref().map(|kept| kept.until),
                     visible_at: task.available_at,
                     owner,
                     lease_ms: long(task.lease_ms),

@@ -66,8 +66,8 @@ pub async fn batches_after(
     version: u64,
     next_event: u64,
 ) -> sqlx::Result<(Vec<Batch>, bool)> {
-    // The length of a text is known without reading it.
-    let rows: Vec<BatchRow> = sqlx::query_as(
+    // The length of a value is known without reading it.
+    let mut rows: Vec<BatchRow> = sqlx::query_as(
         "select version, first_event_id, event_count, events, journal, found from (
              select b.*, count(*) over () as found,
                  sum(octet_length(events) + octet_length(journal)) over (
@@ -86,6 +86,7 @@ pub async fn batches_after(
     .bind((next_event + READ_EVENTS).cast_signed())
     .fetch_all(pool)
     .await?;
+    rows.truncate(unpacked_at_once(&rows));
     let given = i64::try_from(rows.len()).unwrap_or(i64::MAX);
     // Events have no gaps: another batch would begin where the last one ends.
     let more = rows.last().is_some_and(|row| {
@@ -94,6 +95,18 @@ pub async fn batches_after(
     });
     let batches: Result<_, packed::Damaged> = rows.into_iter().map(Batch::try_from).collect();
     Ok((batches?, more))
+}
+
+/// How many of these batches are small enough together once they are unpacked: one at least.
+fn unpacked_at_once(rows: &[BatchRow]) -> usize {
+    let mut bytes = 0;
+    let fitting = rows.iter().take_while(|row| {
+        let fits = bytes < READ_BYTES;
+        let unpacked = packed::text_length(&row.events) + packed::text_length(&row.journal);
+        bytes = bytes.saturating_add(i64::try_from(unpacked).unwrap_or(i64::MAX));
+        fits
+    });
+    fitting.count()
 }
 
 /// A run as its header identifies it.

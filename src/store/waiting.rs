@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use super::pool::PgPool;
 use super::{run_id, unsigned, unsigned32};
 use crate::domain::ids::{Namespace, TaskId, TaskQueue};
-use crate::domain::list::{Held, Lone, Waiting};
+use crate::domain::list::{ClassBacklog, Held, Lone, Waiting};
 use crate::domain::routing::TaskKind;
 
 type Time = chrono::DateTime<chrono::Utc>;
@@ -72,8 +72,8 @@ pub async fn on_queue(
     waiting(rows)
 }
 
-/// The ready tasks at the head of every queue: those among the first `depth` of each queue and kind,
-/// in groups that the same workers may take. Walks the index from queue to queue, so that a long
+/// The ready tasks at the head of every queue: those among the first `depth` of each queue and kind, with
+/// and without a fairness key, in groups that the same workers may take. Walks the index from queue to queue, so that a long
 /// backlog, ready or not, costs no more than a short one.
 ///
 /// # Errors
@@ -81,19 +81,37 @@ pub async fn on_queue(
 pub async fn heads(pool: &PgPool, queues: i64, depth: i64) -> sqlx::Result<Vec<Waiting>> {
     let rows: Vec<WaitingRow> = sqlx::query_as(
         "with recursive q as (
-             (select namespace, queue, kind from tasks where state = 0 and session_id is null
+             (select namespace, queue, kind from tasks
+              where state = 0 and session_id is null and fairness_key is null
               order by namespace, queue, kind limit 1)
              union all
              select n.namespace, n.queue, n.kind from q cross join lateral (
-                 select t.namespace, t.queue, t.kind from tasks t where t.state = 0 and t.session_id is null
+                 select t.namespace, t.queue, t.kind from tasks t
+                 where t.state = 0 and t.session_id is null and t.fairness_key is null
                      and (t.namespace, t.queue, t.kind) > (q.namespace, q.queue, q.kind)
+                 order by t.namespace, t.queue, t.kind limit 1) n),
+         k as (
+             (select namespace, queue, kind from tasks
+              where state = 0 and session_id is null and fairness_key is not null
+              order by namespace, queue, kind limit 1)
+             union all
+             select n.namespace, n.queue, n.kind from k cross join lateral (
+                 select t.namespace, t.queue, t.kind from tasks t
+                 where t.state = 0 and t.session_id is null and t.fairness_key is not null
+                     and (t.namespace, t.queue, t.kind) > (k.namespace, k.queue, k.kind)
                  order by t.namespace, t.queue, t.kind limit 1) n)
          select h.namespace, h.queue, h.kind, h.task_type, h.build_id, h.needs, count(*), count(h.blocked_by),
              greatest(coalesce(extract(epoch from clock_timestamp() - min(h.visible_at)), 0), 0)::bigint
-         from (select * from q limit $1) q cross join lateral (
-             select t.* from tasks t where t.state = 0 and t.session_id is null and t.namespace = q.namespace
-                 and t.queue = q.queue and t.kind = q.kind
-             order by t.priority, t.visible_at, t.run_id, t.task_no limit $2) h
+         from (
+             select h.* from (select * from q limit $1) q cross join lateral (
+                 select t.* from tasks t where t.state = 0 and t.session_id is null and t.fairness_key is null
+                     and t.namespace = q.namespace and t.queue = q.queue and t.kind = q.kind
+                 order by t.priority, t.visible_at, t.run_id, t.task_no limit $2) h
+             union all
+             select h.* from (select * from k limit $1) k cross join lateral (
+                 select t.* from tasks t where t.state = 0 and t.session_id is null and t.fairness_key is not null
+                     and t.namespace = k.namespace and t.queue = k.queue and t.kind = k.kind
+                 order by t.priority, t.fairness_key, t.visible_at, t.run_id, t.task_no limit $2) h) h
          where h.visible_at <= clock_timestamp() group by 1, 2, 3, 4, 5, 6",
     )
     .bind(queues)
@@ -101,6 +119,50 @@ pub async fn heads(pool: &PgPool, queues: i64, depth: i64) -> sqlx::Result<Vec<W
     .fetch_all(pool)
     .await?;
     waiting(rows)
+}
+
+type ClassRow = (i16, i16, Option<String>, i16, i64, i64);
+
+/// Ready tasks of a queue by kind, priority and fairness key, in the order of hand-outs. At most
+/// `depth` tasks are read; whether that was all is told.
+///
+/// # Errors
+/// The database cannot be reached.
+pub async fn by_class(
+    pool: &PgPool,
+    namespace: &Namespace,
+    queue: &TaskQueue,
+    depth: i64,
+    limit: i64,
+) -> sqlx::Result<(Vec<ClassBacklog>, bool)> {
+    let rows: Vec<ClassRow> = sqlx::query_as(
+        "select kind, priority, fairness_key,
+             (array_agg(fairness_weight order by visible_at, run_id, task_no))[1], count(*),
+             greatest(extract(epoch from clock_timestamp() - min(visible_at)), 0)::bigint
+         from (select * from tasks where namespace = $1 and queue = $2 and state = 0
+             and visible_at <= clock_timestamp() limit $3) t
+         group by 1, 2, 3 order by 1, 2, 3 nulls first limit $4 + 1",
+    )
+    .bind(namespace.as_str())
+    .bind(queue.as_str())
+    .bind(depth)
+    .bind(limit)
+    .fetch_all(pool)
+    .await?;
+    let read: i64 = rows.iter().map(|row| row.4).sum();
+    let shown = usize::try_from(limit).unwrap_or_default();
+    let is_whole = rows.len() <= shown && read < depth;
+    let classes = rows.into_iter().take(shown).map(|row| {
+        Ok(ClassBacklog {
+            kind: kind(row.0)?,
+            priority: u8::try_from(row.1).unwrap_or(u8::MAX),
+            fairness_key: row.2,
+            weight: u16::try_from(row.3).unwrap_or(1),
+            tasks: unsigned(row.4),
+            age_seconds: unsigned(row.5),
+        })
+    });
+    Ok((classes.collect::<sqlx::Result<_>>()?, is_whole))
 }
 
 /// The ready tasks of a group, the longest waiting first.

@@ -18,6 +18,7 @@ mod control;
 mod covered;
 mod delivery;
 mod deregistration;
+mod dispatch;
 mod documented;
 mod envelope;
 mod field_cases;

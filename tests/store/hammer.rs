@@ -117,7 +117,7 @@ impl Shared {
 ///
 /// # Errors
 /// The first thing that was not as it must be.
-pub async fn hammer(door: &'static Door, force: Force, seed: u64) -> Result<Tally, String> {
+pub async fn hammer(through: &'static Door, force: Force, seed: u64) -> Result<Tally, String> {
     let bench = Bench::new().await;
     let mut admin = bench.db.connect().await;
     let name = column(&mut admin, "select current_database()::text")
@@ -139,7 +139,7 @@ pub async fn hammer(door: &'static Door, force: Force, seed: u64) -> Result<Tall
         writers.spawn(write(
             Arc::clone(&shared),
             door,
-            door,
+            through,
             force,
             n,
             Dice(seed + n),
@@ -553,7 +553,8 @@ fn accept(shared: &Shared, decision: Decision, mut entry: Entry) {
             .get(&write.next.id)
             .map_or(0, |state| state.version);
         if known < write.next.version {
-            world.runs.insert(write.next.id, write.next);
+            let state = std::sync::Arc::unwrap_or_clone(write.next);
+            world.runs.insert(state.id, state);
         }
     }
     world.log.push(entry);
@@ -584,7 +585,7 @@ async fn hand_out_backlog(shared: Arc<Shared>, pool: leasehold::store::pool::PgP
             )
             .await;
             let claimed = match claimed {
-                Ok(claimed) => claimed,
+                Ok(plain) => plain.claimed,
                 Err(error) => return shared.break_off(format!("claim: {error}")),
             };
             let mut world = shared.world();

@@ -141,7 +141,7 @@ async fn batches_are_bounded_and_writes_of_a_run_stay_in_order() {
     for n in 0..WRITES {
         let mut decision = decided(&state, signal(&format!("{n}"), None));
         chain.push(item(&mut decision));
-        state = decision.write.next;
+        state = std::sync::Arc::unwrap_or_clone(decision.write.next);
     }
     let mut chain = chain.into_iter();
     for n in 0..STARTS {

@@ -12,6 +12,7 @@
 #[path = "../it/documented.rs"]
 mod documented;
 
+mod dispatch;
 mod fences;
 mod hammer;
 mod keys;

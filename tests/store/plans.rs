@@ -9,7 +9,9 @@ use leasehold::store::door::{DOOR, Parts};
 use leasehold::store::lease::{self, Lost, Renewal, Which};
 use leasehold::store::pool::PgPool;
 use leasehold::store::sessions::{self, Seekers};
-use leasehold::store::{PoolSizes, Store, claim, given, history, load, receipts, timers};
+use leasehold::store::{
+    PoolSizes, Store, claim, dispatch, given, history, load, receipts, timers, waiting,
+};
 use sqlx::{AssertSqlSafe, PgConnection};
 
 use crate::kit::*;
@@ -129,8 +131,7 @@ async fn run_everything(bench: &Bench) -> Vec<(&'static str, Cost)> {
             &[poller],
         )
         .await;
-        let claimed = claimed.unwrap();
-        assert_eq!(claimed.len(), 1);
+        assert_eq!(claimed.unwrap().claimed.len(), 1);
     };
     costs.push((
         "claim",
@@ -344,6 +345,79 @@ async fn a_session_is_found_by_key_among_many() {
         assert_no_scans(&costs);
         for (name, cost) in costs {
             assert!(cost.pages < 100, "{name} reads {} pages", cost.pages);
+        }
+    }
+    store.close().await;
+    door.close().await;
+    bench.end().await;
+}
+
+/// Rule: a look at a queue with classes goes from class to class by the index: a long backlog of one
+/// hides no other and costs no more than a short one, and the claim of a queue without classes sees with
+/// one look at the index that there are none.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_long_backlog_of_classes_is_looked_at_by_key() {
+    let bench = Bench::new().await;
+    let mut admin = bench.db.connect().await;
+    no_background_work(&mut admin).await;
+    let many = "insert into tasks (run_id, task_no, kind, namespace, queue, task_type, priority, fairness_key,
+             fairness_weight, needs, state, visible_at, attempt, lease_ms)
+         select lpad(n::text, 26, '0'), 1, 0, 'default', 'q', 'greet', 5, k, 1, 0, 0,
+             clock_timestamp() - n * interval '1 ms', 0, 30000
+         from (select n, case when n <= 20 then 'late' when n % 2 = 0 then 'long' when n % 5 = 0 then 'other' end as k
+             from generate_series(1, 40000) n) n";
+    execute(&mut admin, many).await;
+    execute(&mut admin, "select pg_stat_force_next_flush()").await;
+    let (store, door) = single(&bench).await;
+    let mut meter = Meter { admin };
+    let profile = Profile {
+        types: vec!["greet".to_owned(), "hello".to_owned()].into(),
+        build_id: None,
+        knows: -1,
+    };
+    let (kind, namespace) = (TaskKind::Workflow, "default".into());
+    let poller = Poller {
+        owner: WorkerId::from("w"),
+        poll_request_id: None,
+        kinds: [kind].into(),
+    };
+    for _ in 0..7 {
+        let queue = "q".into();
+        let look = dispatch::look(&store.hot, kind, &namespace, &queue, &profile, 1, None);
+        let (seen, look) = meter.cost(&store.hot, look).await;
+        let window = seen.unwrap().window;
+        let classes: std::collections::BTreeSet<_> = window
+            .candidates
+            .iter()
+            .map(|one| one.class.clone())
+            .collect();
+        assert_eq!(classes.len(), 4);
+        let pollers = std::slice::from_ref(&poller);
+        let with = claim::claim(&store.hot, kind, &namespace, &queue, &profile, pollers);
+        let (with, with_classes) = meter.cost(&store.hot, with).await;
+        assert!(with.unwrap().classes);
+        let empty = "empty".into();
+        let without = claim::claim(&store.hot, kind, &namespace, &empty, &profile, pollers);
+        let without = meter.cost(&store.hot, without).await.1;
+        let heads = meter
+            .cost(&store.hot, waiting::heads(&store.hot, 10, 10))
+            .await
+            .1;
+        let task = window.candidates[0].task;
+        let chosen = [(task, &poller)];
+        let take = dispatch::take(&store.hot, &profile, &chosen);
+        let take = meter.cost(&store.hot, take).await.1;
+        let costs = [
+            ("look", look),
+            ("claim with classes", with_classes),
+            ("claim without", without),
+            ("heads", heads),
+            ("take", take),
+        ];
+        println!("plans, classes: {costs:?}");
+        assert_no_scans(&costs);
+        for ((name, cost), most) in costs.iter().zip([300, 20, 20, 150, 60]) {
+            assert!(cost.pages <= most, "{name} reads {} pages", cost.pages);
         }
     }
     store.close().await;

@@ -27,7 +27,7 @@ fn bits(chance: &mut Dice) -> i64 {
     }
 }
 
-fn one_of<T: Clone>(chance: &mut Dice, from: &[T]) -> T {
+pub fn one_of<T: Clone>(chance: &mut Dice, from: &[T]) -> T {
     chance.pick(from).unwrap()
 }
 
@@ -54,7 +54,7 @@ fn session(id: &str, requirements: &[&str]) -> Arc<Options> {
     })
 }
 
-fn random_routing(chance: &mut Dice) -> Routing {
+pub fn random_routing(chance: &mut Dice) -> Routing {
     let kind = one_of(chance, &KINDS);
     let in_session = kind == TaskKind::Activity && chance.below(4) == 0;
     Routing {
@@ -78,7 +78,7 @@ fn random_routing(chance: &mut Dice) -> Routing {
     }
 }
 
-fn random_profile(chance: &mut Dice) -> Profile {
+pub fn random_profile(chance: &mut Dice) -> Profile {
     let types: Vec<String> = TYPES
         .iter()
         .filter(|_| chance.below(2) == 0)
@@ -91,13 +91,13 @@ fn random_profile(chance: &mut Dice) -> Profile {
     }
 }
 
-struct Waiting {
-    routing: Routing,
-    visible_at: Timestamp,
+pub struct Waiting {
+    pub routing: Routing,
+    pub visible_at: Timestamp,
 }
 
 /// Opens tasks that are routed like this, one run each.
-async fn open(
+pub async fn open(
     door: &mut PgConnection,
     count: usize,
     mut routing: impl FnMut() -> (Routing, Timestamp),
@@ -130,7 +130,7 @@ async fn open(
     tasks
 }
 
-fn pollers(count: usize, name: &str) -> Vec<Poller> {
+pub fn pollers(count: usize, name: &str) -> Vec<Poller> {
     (0..count)
         .map(|n| Poller {
             owner: WorkerId::from(format!("{name}-{n}")),
@@ -140,7 +140,7 @@ fn pollers(count: usize, name: &str) -> Vec<Poller> {
         .collect()
 }
 
-async fn claim_on(
+pub async fn claim_on(
     store: &Store,
     kind: TaskKind,
     queue: &str,
@@ -156,7 +156,8 @@ async fn claim_on(
         pollers,
     )
     .await
-    .expect("a claim");
+    .expect("a claim")
+    .claimed;
     claimed.sort_by_key(|claimed| claimed.poller);
     claimed
 }

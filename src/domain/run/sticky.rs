@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use super::super::ids::{TaskNo, WorkerId};
+use super::super::routing::Preferred;
 use super::super::time::Timestamp;
 use super::draft::Draft;
 use super::fact::Fact;
@@ -56,9 +57,12 @@ impl ReplayMode {
 
 impl RunState {
     /// The worker that the next task is best given to.
-    pub fn preferred(&self, now: Timestamp) -> Option<WorkerId> {
+    pub fn preferred(&self, now: Timestamp) -> Option<Box<Preferred>> {
         let kept = self.kept.as_ref().filter(|kept| now < kept.until)?;
-        Some(kept.worker.clone())
+        Some(Box::new(Preferred {
+            worker: kept.worker.clone(),
+            until: kept.until,
+        }))
     }
 
     /// How a worker, registered with `epoch`, that was given the workflow task at `at` comes by the

@@ -163,7 +163,25 @@ fn this_build_announces_its_commands_and_nothing_that_it_lacks() {
         })
     );
     assert_eq!(all["observability_context"], json!({"supported": false}));
-    assert!(all.get("task_queue_priority_fairness").is_none());
+    assert_eq!(
+        all["task_queue_priority_fairness"],
+        json!({
+            "schema": "durable-workflow.v2.task-queue-priority-fairness.contract",
+            "version": 1,
+            "feature": "task_queue_priority_fairness",
+            "fields": {
+                "priority": {
+                    "type": "integer", "min": 0, "min_user": 1, "max": 9, "default": 5,
+                    "lower_is_more_urgent": true,
+                },
+                "fairness_key": {
+                    "type": "string", "nullable": true, "max_length": 64, "default": null,
+                    "default_class_label": "__default__",
+                },
+                "fairness_weight": {"type": "integer", "min": 1, "max": 1000, "default": 1},
+            },
+        })
+    );
 }
 
 #[test]

@@ -82,6 +82,7 @@ pub fn routes() -> scope::Scope<
         .service(rollouts::drain_build_id)
         .service(rollouts::resume_build_id)
         .service(rollouts::promote_build_id)
+        .service(task_queues::describe_priority_fairness)
         .service(task_queues::describe_task_queue)
         .service(rollouts::list_deployments)
         .service(rollouts::promote_deployment)

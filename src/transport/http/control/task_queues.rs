@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::domain::admission::Status;
 use crate::domain::ids::TaskQueue;
-use crate::domain::list::{Backlog, QueueRow};
+use crate::domain::list::{Backlog, Flow, QueueRow};
 use crate::domain::worker::{Registration, WorkerStatus};
 use crate::engine::{Admission, QueueDetail};
 
@@ -17,7 +17,10 @@ use super::answer::{Answer, Control, joined};
 use super::call::{Call, Nothing, OperatorOrAdmin};
 use super::fleet::{WORKERS_SHOWN, view};
 
-fn stats(row: &QueueRow) -> Value {
+/// The class of tasks without a fairness key, as it is announced to workers.
+const DEFAULT_CLASS: &str = "__default__";
+
+fn stats(row: &QueueRow, flow: Flow) -> Value {
     let counts = |backlog: &Backlog| {
         json!({
             "ready_count": backlog.ready,
@@ -28,6 +31,8 @@ fn stats(row: &QueueRow) -> Value {
     json!({
         "approximate_backlog_count": row.workflow.ready + row.activity.ready,
         "approximate_backlog_age_seconds": row.workflow.age_seconds.max(row.activity.age_seconds),
+        "tasks_added_last_minute": flow.added,
+        "tasks_dispatched_last_minute": flow.dispatched,
         "workflow_tasks": counts(&row.workflow),
         "activity_tasks": counts(&row.activity),
     })
@@ -164,6 +169,7 @@ async fn queues(call: Call<OperatorOrAdmin, Nothing>) -> Result<Answer, Answer> 
         .collect();
     let used = engine.admissions(&call.namespace, &rows).await?;
     let queries = engine.waiting_queries(&call.namespace).await?;
+    let flows = engine.flows(&call.namespace, None).await?;
     let mut shown = Vec::with_capacity(names.len());
     for ((name, row), used) in names.iter().zip(&rows).zip(&used) {
         let serving: Vec<&Registration> = live
@@ -175,7 +181,7 @@ async fn queues(call: Call<OperatorOrAdmin, Nothing>) -> Result<Answer, Answer> 
         shown.push(json!({
             "name": name.as_str(),
             "namespace": call.namespace.as_str(),
-            "stats": stats(row),
+            "stats": stats(row, flows.get(name).copied().unwrap_or_default()),
             "admission": admission(&call, row, &serving, used, queries),
         }));
     }
@@ -207,18 +213,58 @@ async fn queue(call: Call<OperatorOrAdmin, Nothing>, name: String) -> Result<Ans
         .await?;
     let detail = engine.queue_detail(&call.namespace, &key, &workers).await?;
     let used = engine.admission(&call.namespace, &key).await?;
+    let flows = engine.flows(&call.namespace, Some(&key)).await?;
+    let flow = flows.get(&key).copied().unwrap_or_default();
     let pollers: Vec<Value> = workers.iter().map(|worker| view(&call, worker)).collect();
     let blocked: u64 = detail.groups.iter().map(|(group, _)| group.blocked).sum();
     Ok(Answer::ok(json!({
         "name": name,
         "namespace": call.namespace.as_str(),
-        "stats": stats(&row),
+        "stats": stats(&row, flow),
         "admission": admission(&call, &row, &live(&call, &workers), &used, detail.queries),
         "pollers": pollers,
         "current_leases": leases(&detail),
         // A task is written in the commit that needs it, so that none can be missing.
         "repair": {"existing_task_candidates": blocked, "missing_task_candidates": 0},
         "unserved": unserved(&detail),
+    })))
+}
+
+/// Describes what is ready in a queue by kind, priority and fairness key, in the order of hand-outs.
+#[utoipa::path(tag = "task-queues", operation_id = "describePriorityFairness",
+    params(("taskQueue" = String, Path, description = "The queue.")),
+    responses((status = 200, description = "The backlog by priority and fairness key; empty if nothing is ready.")))]
+#[get("/task-queues/{taskQueue}/priority-fairness")]
+pub async fn describe_priority_fairness(
+    call: Call<OperatorOrAdmin, Nothing>,
+    path: Path<String>,
+) -> Control {
+    Control(classes(call, path.into_inner()).await)
+}
+
+async fn classes(call: Call<OperatorOrAdmin, Nothing>, name: String) -> Result<Answer, Answer> {
+    let engine = &call.api.engine;
+    let key = TaskQueue::from(name.as_str());
+    let (classes, is_whole) = engine.queue_classes(&call.namespace, &key).await?;
+    let backlog: Vec<Value> = classes
+        .iter()
+        .map(|class| {
+            json!({
+                "task_kind": class.kind.as_str(),
+                "priority": class.priority,
+                "fairness_key": class.fairness_key,
+                "fairness_class": class.fairness_key.as_deref().unwrap_or(DEFAULT_CLASS),
+                "fairness_weight": class.weight,
+                "ready_count": class.tasks,
+                "oldest_ready_age_seconds": class.age_seconds,
+            })
+        })
+        .collect();
+    Ok(Answer::ok(json!({
+        "namespace": call.namespace.as_str(),
+        "task_queue": name,
+        "backlog": backlog,
+        "is_complete": is_whole,
     })))
 }
 
