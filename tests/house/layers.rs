@@ -95,6 +95,7 @@ const LAYERS: &[Layer] = &[
             "chrono",
             "futures_util",
             "metrics",
+            "lz4_flex",
             "sqlx",
             "tokio",
             "tracing",

@@ -121,6 +121,13 @@ async fn a_connection_that_breaks_after_the_commit_leaves_an_unknown_outcome_tha
     let input = completion(&state, open_task(&state), "w", 1, everything());
     let mut decision = decided(&state, input.clone());
     let mut other = started("other");
+    // A batch like the one that is cut, so that its statement is prepared and its one answer is that
+    // of the commit.
+    let like = bench.begun(&mut door, "like", "w").await;
+    let mut like = [complete(&like, "w", everything()), started("like too")];
+    for outcome in put(&mut door, like.iter_mut().collect()).await {
+        assert_committed(outcome);
+    }
     proxy.cut_at_answers();
     let outcomes = put(&mut door, vec![&mut decision, &mut other]).await;
     assert_eq!(outcomes, [Outcome::Unknown, Outcome::Unknown]);

@@ -636,7 +636,8 @@ async fn large_batches_are_read_up_to_a_number_of_bytes() {
     let bench = Bench::new().await;
     let run = RunId::new(now(), 1);
     let batches = format!(
-        r#"insert into history_batches select '{run}', n, n, 1, '{{"n":"' || repeat('x', 1 << 20) || '"}}', '[]',
+        r#"insert into history_batches select '{run}', n, n, 1,
+             '\x00'::bytea || convert_to('{{"n":"' || repeat('x', 1 << 20) || '"}}', 'UTF8'), '\x005b5d',
              clock_timestamp() from generate_series(1, 10) n"#
     );
     execute(&mut bench.db.connect().await, &batches).await;
