@@ -18,7 +18,10 @@ pub(super) fn say(line: &str) {
 
 /// The runtime of the engine; requests have threads of their own.
 pub(super) fn runtime() -> Result<Runtime, String> {
+    // Most of the work of a request is done by the thread that it came in on.
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
     tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(cores.div_ceil(2))
         .enable_all()
         .thread_name("leasehold")
         .build()

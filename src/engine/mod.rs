@@ -9,6 +9,7 @@ mod cancellations;
 mod claims;
 mod contracts;
 mod dispatch;
+mod driven;
 mod error;
 mod executions;
 mod flows;
@@ -62,6 +63,8 @@ use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
+
+use driven::Driven;
 
 use crate::clock::Clock;
 use crate::domain::admission::Limits;
@@ -230,19 +233,12 @@ impl Engine {
         crate::store::is_ready(&self.core.store.reads).await
     }
 
-    /// Runs something to its end on the engine's runtime, whatever becomes of the caller.
+    /// Runs something to its end, whatever becomes of the caller.
     async fn detached<T: Send + 'static>(
         &self,
         work: impl Future<Output = T> + Send + 'static,
     ) -> Result<T, Fault> {
-        self.core.runtime.spawn(work).await.map_err(|error| {
-            if error.is_cancelled() {
-                // The process ends before its time.
-                return Fault::Unknown;
-            }
-            tracing::error!(error = %error, "a task of the engine stopped");
-            Fault::Bug
-        })
+        Driven::new(&self.core.runtime, work).await
     }
 
     /// Whether a namespace exists. One that is not known is looked up.

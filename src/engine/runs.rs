@@ -8,6 +8,7 @@ use tokio::sync::oneshot;
 
 use super::Core;
 use super::cache;
+use super::driven::Driven;
 use super::error::{ApplyError, Fault};
 use super::write::{Written, write};
 use crate::domain::decision::Decision;
@@ -79,19 +80,28 @@ impl Lines {
 /// Gives an input to a run and waits for what comes of it. Dropping the future ends the waiting, not
 /// the input.
 pub(super) async fn apply(core: &Arc<Core>, run: RunId, input: Input) -> Answer {
-    let (answer, outcome) = oneshot::channel();
+    let (answer, mut outcome) = oneshot::channel();
     if core.lines.push(run, Job { input, answer })? {
         let worker = Worker {
             core: Arc::clone(core),
             run,
             is_done: false,
         };
-        core.runtime.spawn(worker.work());
+        // Whoever begins a line works it off until there is an answer to the own input; what came
+        // meanwhile is then left to a task.
+        let mut work = Driven::new(&core.runtime, worker.work());
+        tokio::select! {
+            biased;
+            answer = &mut outcome => return heard(answer),
+            _ = &mut work => {}
+        }
     }
-    // No answer: the process ends, or the worker has stopped in the middle of a write.
-    outcome
-        .await
-        .unwrap_or(Err(ApplyError::Fault(Fault::Unknown)))
+    heard(outcome.await)
+}
+
+/// No answer: the process ends, or the worker has stopped in the middle of a write.
+fn heard(answer: Result<Answer, oneshot::error::RecvError>) -> Answer {
+    answer.unwrap_or(Err(ApplyError::Fault(Fault::Unknown)))
 }
 
 /// Works a line off.

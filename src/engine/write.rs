@@ -38,7 +38,7 @@ const CLOCK_BEHIND_MS: u64 = 50;
 /// Makes a decision durable, remembers the runs that it wrote, and gives out what it opened. `base` is
 /// the deciding run before the decision, if it existed.
 ///
-/// Must run to its end once begun: it is called from tasks of the engine, never from a request.
+/// Must run to its end once begun: it is called from work that is [driven](super::driven) to its end.
 pub(super) async fn write(
     core: &Core,
     decision: &mut Decision,
