@@ -1,7 +1,8 @@
 //! Timer rows: which are due, and when the next one will be.
 
-use super::pool::PgPool;
+use sqlx::FromRow;
 
+use super::pool::PgPool;
 use super::{run_id, unsigned, unsigned32};
 use crate::domain::decision::{TimerKey, TimerKind};
 use crate::domain::ids::RunId;
@@ -32,42 +33,57 @@ pub struct Look {
 /// How far ahead a look sees.
 pub const HORIZON_MS: i64 = 1_000;
 
+#[derive(FromRow)]
+struct Row {
+    at: Time,
+    run_id: Option<String>,
+    kind: Option<i16>,
+    no: Option<i32>,
+    due_at: Option<Time>,
+}
+
 /// Timers that are due, and when the next one will be.
 ///
 /// # Errors
 /// The database cannot be reached.
 pub async fn look(pool: &PgPool, limit: i64) -> sqlx::Result<Look> {
-    let at: Time = sqlx::query_scalar("select clock_timestamp()")
-        .fetch_one(pool)
-        .await?;
-    let mut rows: Vec<(String, i16, i32, Time)> = sqlx::query_as(
-        "select run_id, kind, no, due_at from timers where due_at <= $2 + $3 * interval '1 ms'
-         order by due_at, run_id limit $1",
+    // One statement, because an idle server takes it every second. The time is in a row of its own, so
+    // that it is one value for all timers and can be looked up in their index.
+    let rows: Vec<Row> = sqlx::query_as(
+        "with n as materialized (select clock_timestamp() as at)
+         select n.at, t.run_id, t.kind, t.no, t.due_at from n left join lateral (
+             select run_id, kind, no, due_at from timers where due_at <= n.at + $2 * interval '1 ms'
+             order by due_at, run_id limit $1) t on true
+         order by t.due_at, t.run_id",
     )
     .bind(limit)
-    .bind(at)
     .bind(HORIZON_MS)
     .fetch_all(pool)
     .await?;
-    let ahead = rows.iter().position(|row| row.3 > at).unwrap_or(rows.len());
-    let next_ms = rows
-        .get(ahead)
-        .map(|row| unsigned((row.3 - at).num_milliseconds()) + 1);
-    rows.truncate(ahead);
-    let due = rows
-        .into_iter()
-        .map(|(run, kind, no, _)| {
-            Ok(Due {
-                run: run_id(&run)?,
-                key: TimerKey {
-                    kind: TimerKind::from_number(kind).ok_or_else(|| {
-                        sqlx::Error::Decode(format!("not a timer kind: {kind}").into())
-                    })?,
-                    no: unsigned32(no),
-                },
-            })
-        })
-        .collect::<sqlx::Result<_>>()?;
+    let at = rows.first().ok_or(sqlx::Error::RowNotFound)?.at;
+    let mut next_ms = None;
+    let mut due = Vec::new();
+    for row in rows {
+        // The only row of a look that found nothing has no timer.
+        let (Some(run), Some(kind), Some(no), Some(due_at)) =
+            (row.run_id, row.kind, row.no, row.due_at)
+        else {
+            continue;
+        };
+        if due_at > at {
+            next_ms = Some(unsigned((due_at - at).num_milliseconds()) + 1);
+            break;
+        }
+        let kind = TimerKind::from_number(kind)
+            .ok_or_else(|| sqlx::Error::Decode(format!("not a timer kind: {kind}").into()))?;
+        due.push(Due {
+            run: run_id(&run)?,
+            key: TimerKey {
+                kind,
+                no: unsigned32(no),
+            },
+        });
+    }
     Ok(Look {
         due,
         next_ms,

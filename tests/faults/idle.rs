@@ -14,8 +14,9 @@ use crate::support::{TestDb, eventually};
 const POLLS: usize = 2_000;
 const WORKERS: usize = 20;
 const IDLE: Duration = Duration::from_secs(10);
-/// Statements in that time, with one queue looked at again every two seconds or so, two looks at the
-/// timers and one at the leases every second, one at absent workers every two: forty, and some room.
+/// Statements in that time: one look at the timers and one at the leases every second, one at the queue,
+/// at absent workers and at relays every two or so, two at the fleet every five, three at what is old
+/// every ten; forty-two, and some room for statements that are prepared on another connection.
 const MOST_STATEMENTS: i64 = 60;
 /// How soon a task must reach one of the polls.
 const AT_ONCE: Duration = Duration::from_millis(250);

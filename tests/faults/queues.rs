@@ -72,10 +72,11 @@ async fn a_poll_that_a_claim_left_empty_handed_ends_when_its_worker_is_replaced(
         .unwrap();
     let waiting = raw::poll(&server.url, "workflow", "w", &["q"], 30).await;
     let mut watcher = server.db.connect().await;
+    // PostgreSQL shows the first 1024 bytes of a statement: this is in them, and in claims only.
     eventually("the claim is under way", 5, async || {
         let waiting: i64 = sqlx::query_scalar(
             "select count(*) from pg_stat_activity where datname = current_database()
-             and wait_event_type = 'Lock' and query like '%skip locked%'",
+             and wait_event_type = 'Lock' and query like '%unnest(%) with ordinality as w(owner, poll, place)%'",
         )
         .fetch_one(&mut watcher)
         .await

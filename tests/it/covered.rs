@@ -231,6 +231,7 @@ async fn tasks(client: &Noting) {
         "/workflows/wf/runs",
         "/task-queues",
         "/task-queues/q",
+        "/task-queues/q/priority-fairness",
     ] {
         client.get(path, 200).await;
     }

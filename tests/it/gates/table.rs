@@ -282,11 +282,15 @@ pub fn row(feature: Feature) -> Row {
                 told("/worker_protocol/server_capabilities/workflow_task_poll_request_idempotency"),
             ],
         ),
-        Feature::PriorityFairness => unbuilt(
+        Feature::PriorityFairness => built(
             0,
-            vec![told(
-                "/worker_protocol/server_capabilities/task_queue_priority_fairness",
-            )],
+            vec![
+                used("a backlog", uses::ranked, Worker(uses::poll_urgent)),
+                used("its view", uses::ranked, Control(uses::view_classes)),
+                told(
+                    "/worker_protocol/server_capabilities/task_queue_priority_fairness/fields/priority/lower_is_more_urgent",
+                ),
+            ],
         ),
         Feature::ResponseCompression => built(
             0,

@@ -152,6 +152,18 @@ steps! {
         answer.expect(200)["task"].take()
     }
 
+    async fn ranked(world) -> Value {
+        world.register().await;
+        for (workflow, priority) in [(world.name.clone(), 9), (format!("{}-urgent", world.name), 1)] {
+            let fields = json!({
+                "workflow_id": workflow, "workflow_type": "flow", "task_queue": world.name,
+                "priority": priority, "fairness_key": "k",
+            });
+            world.own.post("/workflows", fields).await.expect(201);
+        }
+        Value::Null
+    }
+
     async fn long(world) -> Value {
         let task = world.task().await;
         let effect = json!({"type": "record_side_effect", "result": envelope(json!("x"))});
@@ -339,6 +351,21 @@ steps! {
     async fn poll_again(world, task) -> Seen {
         let answer = world.poll("workflow", json!({"poll_request_id": "p"})).await;
         let effect = answer.body["task"]["task_id"] == task["task_id"];
+        Seen { answer, effect }
+    }
+
+    async fn poll_urgent(world, _given) -> Seen {
+        let answer = world.poll("workflow", json!({})).await;
+        let effect = answer.body["task"]["workflow_id"] == format!("{}-urgent", world.name);
+        Seen { answer, effect }
+    }
+
+    async fn view_classes(world, _given) -> Seen {
+        let path = format!("/task-queues/{}/priority-fairness", world.name);
+        let answer = world.own.get(&path).await;
+        let backlog = answer.body["backlog"].as_array().into_iter().flatten();
+        let priorities: Vec<&Value> = backlog.map(|row| &row["priority"]).collect();
+        let effect = priorities == [&json!(1), &json!(9)];
         Seen { answer, effect }
     }
 
