@@ -15,7 +15,7 @@ use crate::domain::run::{Activity, ReplayMode, RunState};
 use crate::domain::session::Session;
 use crate::domain::worker::{Registration, WorkerStatus};
 use crate::matching::{Ended, Grant, GrantedLease, QueueKey, WorkerKey};
-use crate::store::history;
+use crate::store::{self, history};
 
 /// How long a poll whose time is up still waits for a task that is on its way to it.
 const ON_ITS_WAY: Duration = Duration::from_secs(3);
@@ -32,7 +32,7 @@ pub struct PollRequest {
     pub namespace: Namespace,
     /// The worker.
     pub worker_id: WorkerId,
-    /// Queues, in order of preference; at least one.
+    /// Queues; at least one. The most urgent task of all of them comes first.
     pub queues: Vec<TaskQueue>,
     /// The build that the worker says it runs.
     pub build_id: Option<Arc<str>>,
@@ -156,8 +156,21 @@ impl Engine {
             let grant = Grant::new(lease, self.core.releases.clone());
             return Ok(Polled::Task(Box::new(grant)));
         }
+        let ready = if request.queues.len() > 1 {
+            self.ready_queues(&request.namespace, &keys).await?
+        } else {
+            Vec::new()
+        };
         if request.wait.is_zero() {
-            return self.look_once(&keys, profile, poller).await;
+            let others = keys.iter().filter(|key| !ready.contains(key));
+            let order: Vec<QueueKey> = ready.iter().chain(others).cloned().collect();
+            return self.look_once(&order, profile, poller).await;
+        }
+        if !ready.is_empty() {
+            let looked = self.look_once(&ready, profile.clone(), poller.clone());
+            if let Polled::Task(grant) = looked.await? {
+                return Ok(Polled::Task(grant));
+            }
         }
         let admitted = Admitted {
             epoch: worker.epoch,
@@ -212,6 +225,19 @@ impl Engine {
             build_id: said.build_id.clone(),
             knows: known(worker.knows(), request),
         })
+    }
+
+    /// Those of several queues that have a ready task, the most urgent one first: a poll would else be
+    /// given everything of the first before anything of the others. Asks are not looked at.
+    async fn ready_queues(
+        &self,
+        namespace: &Namespace,
+        keys: &[QueueKey],
+    ) -> Result<Vec<QueueKey>, Fault> {
+        let queues: Vec<_> = keys.iter().map(|key| (&key.queue, key.kind)).collect();
+        let urgent = store::claim::urgent_first(&self.core.store.hot, namespace, &queues).await?;
+        let ready = urgent.iter().filter_map(|place| keys.get(*place));
+        Ok(ready.cloned().collect())
     }
 
     async fn look_once(

@@ -190,17 +190,26 @@ async fn one_poll_waits_on_several_queues() {
         poll(&["a", "a"], 0).await.expect(200)["task"]["workflow_id"],
         "once"
     );
-    // From a backlog, in the order in which the poll names them.
+    // From a backlog, the longest waiting first, wherever it waits.
     for queue in ["a", "b", "c"] {
         client.start(&format!("old-{queue}"), "flow", queue).await;
     }
     assert_eq!(
         poll(&["b", "a"], 0).await.expect(200)["task"]["task_queue"],
-        "b"
+        "a"
     );
+    // The more urgent one before that, for a poll that looks once and for one that waits.
+    for seconds in [0, 30] {
+        let urgent = json!({"workflow_type": "flow", "task_queue": "c", "priority": 1});
+        client
+            .start_with(&format!("urgent-{seconds}"), urgent)
+            .await;
+        let task = poll(&["b", "c"], seconds).await.expect(200)["task"].take();
+        assert_eq!(task["workflow_id"], format!("urgent-{seconds}"));
+    }
     assert_eq!(
         poll(&["b", "a"], 0).await.expect(200)["task"]["task_queue"],
-        "a"
+        "b"
     );
     assert!(poll(&["b", "a"], 0).await.expect(200)["task"].is_null());
     assert_eq!(
