@@ -24,6 +24,9 @@ pub const REQUEST_ID: &str = "X-Request-Id";
 const MAX_REQUEST_ID: usize = 128;
 /// Time that a client has to send its headers.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long an idle connection is kept: longer than clients keep theirs (90 seconds are usual), so that
+/// it is the client who closes it, and no request is sent into a connection that is just being closed.
+const IDLE_CONNECTION: Duration = Duration::from_secs(100);
 /// Connections that one thread holds.
 const MAX_CONNECTIONS_PER_THREAD: usize = 25_000;
 
@@ -51,6 +54,7 @@ pub fn serve(listener: TcpListener, api: Arc<Api>, threads: usize) -> std::io::R
     // A client that has gone must not be given a task: its handler is dropped at once.
     .h1_allow_half_closed(false)
     .client_request_timeout(HEADER_TIMEOUT)
+    .keep_alive(IDLE_CONNECTION)
     .max_connections(MAX_CONNECTIONS_PER_THREAD)
     .backlog(4_096)
     .disable_signals()
