@@ -129,12 +129,9 @@ impl Cache {
             .is_none_or(|known| known.cached.state.version <= kept.cached.state.version)
         {
             self.bytes.fetch_add(kept.bytes, Ordering::Relaxed);
-            let before = known.replace(kept).map_or(0, |before| before.bytes);
-            let _ = self
-                .bytes
-                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |sum| {
-                    Some(sum.saturating_sub(before))
-                });
+            if let Some(before) = known.replace(kept) {
+                self.let_go(before.bytes);
+            }
         }
     }
 
@@ -166,12 +163,17 @@ impl Cache {
     /// What is remembered of a run may be wrong.
     pub fn forget(&self, run: RunId) {
         if let Some(kept) = lock(&self.slot(run).cached).take() {
-            let _ = self
-                .bytes
-                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |sum| {
-                    Some(sum.saturating_sub(kept.bytes))
-                });
+            self.let_go(kept.bytes);
         }
+    }
+
+    /// Bytes are remembered no more. The sum may be off for a moment while an eviction counts anew.
+    fn let_go(&self, bytes: usize) {
+        let _ = self
+            .bytes
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |sum| {
+                Some(sum.saturating_sub(bytes))
+            });
     }
 
     /// Something to wait on for the next write of a run.

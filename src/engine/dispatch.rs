@@ -130,12 +130,8 @@ async fn ranked(
         };
         let mut seen = match looked {
             Ok(seen) => seen,
-            // What was taken before must be handed over; inside a transaction it is undone.
-            Err(error) if claimed.is_empty() || matches!(on, On::This(_)) => {
-                return Err(error.into());
-            }
             Err(error) => {
-                tracing::warn!(error = %error, "tasks could not be looked at");
+                give_up(error, &claimed, &on)?;
                 break;
             }
         };
@@ -158,11 +154,8 @@ async fn ranked(
             };
             taken = match took {
                 Ok(taken) => taken,
-                Err(error) if claimed.is_empty() || matches!(on, On::This(_)) => {
-                    return Err(error.into());
-                }
                 Err(error) => {
-                    tracing::warn!(error = %error, "tasks could not be taken");
+                    give_up(error, &claimed, &on)?;
                     break;
                 }
             };
@@ -211,4 +204,13 @@ async fn ranked(
         core.registry.more(key, profile);
     }
     Ok(claimed)
+}
+
+/// Ends a claim at an error: what was taken before must be handed over; inside a transaction it is undone.
+fn give_up(error: sqlx::Error, claimed: &[Claimed], on: &On<'_>) -> Result<(), Fault> {
+    if claimed.is_empty() || matches!(on, On::This(_)) {
+        return Err(error.into());
+    }
+    tracing::warn!(error = %error, "a claim ended before all polls were served");
+    Ok(())
 }

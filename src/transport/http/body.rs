@@ -109,13 +109,7 @@ pub fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<Result<T, Problems>, Ba
     if body.first() != Some(&b'{') {
         return Ok(Err(Problems::of("body", "must be an object")));
     }
-    // Keeping track of the path costs more than reading: only what fails is read once more for it.
-    if let Ok(value) = serde_json::from_slice(body) {
-        return Ok(nul_free(body).map(|()| value));
-    }
-    let mut reader = serde_json::Deserializer::from_slice(body);
-    let parsed: Result<T, _> = serde_path_to_error::deserialize(&mut reader);
-    let error = match parsed {
+    let error = match read_typed(body) {
         Ok(value) => return Ok(nul_free(body).map(|()| value)),
         Err(error) => error,
     };
@@ -125,6 +119,17 @@ pub fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<Result<T, Problems>, Ba
     let (path, problem) = wrong_type(&error);
     let field = if path.is_empty() { "body" } else { &path };
     Ok(Err(Problems::of(field, problem)))
+}
+
+/// Reads JSON into a type. Keeping track of the path costs more than reading: only what fails is read
+/// once more for it.
+fn read_typed<T: DeserializeOwned>(
+    json: &[u8],
+) -> Result<T, serde_path_to_error::Error<serde_json::Error>> {
+    if let Ok(value) = serde_json::from_slice(json) {
+        return Ok(value);
+    }
+    serde_path_to_error::deserialize(&mut serde_json::Deserializer::from_slice(json))
 }
 
 /// The path to a field of a wrong type, empty for the whole, and what is wrong with it.
@@ -146,11 +151,7 @@ pub fn typed<T: DeserializeOwned>(json: &str) -> Result<T, (String, String)> {
     if !json.starts_with('{') {
         return Err((String::new(), "must be an object".to_owned()));
     }
-    if let Ok(value) = serde_json::from_str(json) {
-        return Ok(value);
-    }
-    let mut reader = serde_json::Deserializer::from_str(json);
-    serde_path_to_error::deserialize(&mut reader).map_err(|error| wrong_type(&error))
+    read_typed(json.as_bytes()).map_err(|error| wrong_type(&error))
 }
 
 /// Most levels of nesting of a body. Stored values are shown again some levels deeper than they came, and

@@ -271,6 +271,23 @@ fn nothing(why: Option<Nothing>) -> Option<&'static str> {
     Some(reason.as_str())
 }
 
+/// A poll whose id stands for other kinds of task.
+fn kinds_conflict(
+    call: &Call<WorkerOnly, PollBody>,
+    kind: TaskKind,
+    queue: Option<String>,
+    reason: Reason,
+    sentence: &str,
+) -> Failure {
+    Failure::new(StatusCode::CONFLICT, reason, sentence)
+        .with("task", Value::Null)
+        .with("poll_status", "conflict")
+        .with("worker_id", call.body.worker_id.clone().unwrap_or_default())
+        .with("task_queue", queue)
+        .with("poll_request_id", call.body.poll_request_id.clone())
+        .with("requested_task_kinds", call.body.kind_words(kind))
+}
+
 fn refusal(
     call: &Call<WorkerOnly, PollBody>,
     kind: TaskKind,
@@ -354,29 +371,21 @@ fn refusal(
             "minimum_protocol_version",
             Feature::UpdateValidation.floor().to_string(),
         )),
-        PollRefused::KindsConflict(bound) => Err(Failure::new(
-            StatusCode::CONFLICT,
+        PollRefused::KindsConflict(bound) => Err(kinds_conflict(
+            call,
+            kind,
+            queue,
             Reason::PollRequestTaskKindsConflict,
             "The poll id stands for a poll for other kinds of task.",
         )
-        .with("task", Value::Null)
-        .with("poll_status", "conflict")
-        .with("worker_id", worker_id)
-        .with("task_queue", queue)
-        .with("poll_request_id", call.body.poll_request_id.clone())
-        .with("requested_task_kinds", call.body.kind_words(kind))
         .with("bound_task_kinds", words(&bound))),
-        PollRefused::GivenKindConflict(given) => Err(Failure::new(
-            StatusCode::CONFLICT,
+        PollRefused::GivenKindConflict(given) => Err(kinds_conflict(
+            call,
+            kind,
+            queue,
             Reason::PollCachedTaskKindConflict,
             "The poll id stands for a task that is still held, of a kind that is not asked for.",
         )
-        .with("task", Value::Null)
-        .with("poll_status", "conflict")
-        .with("worker_id", worker_id)
-        .with("task_queue", queue)
-        .with("poll_request_id", call.body.poll_request_id.clone())
-        .with("requested_task_kinds", call.body.kind_words(kind))
         .with("cached_task_kind", given.as_str())
         .with("cached_task_kind_state", "unrequested_discriminator")),
         PollRefused::NoCapacity { queries } => Err(Failure::new(
