@@ -23,6 +23,29 @@ pub const OVERTAKE_MS: u64 = 1_000;
 /// A fairness key; `None` for tasks without one.
 pub type Class = Option<Arc<str>>;
 
+/// A place in the order in which tasks of one class go out: by priority, then by age.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Position {
+    /// 0 to 9, lower is more urgent.
+    pub priority: u8,
+    /// Since when a task is ready.
+    pub ready_at: Timestamp,
+}
+
+impl Position {
+    /// Before all tasks.
+    pub const START: Self = Self {
+        priority: 0,
+        ready_at: Timestamp::EPOCH,
+    };
+
+    /// After all tasks.
+    pub const END: Self = Self {
+        priority: u8::MAX,
+        ready_at: Timestamp::EPOCH,
+    };
+}
+
 /// A ready task.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidate {
@@ -51,7 +74,30 @@ pub struct Window {
     pub through: Option<u8>,
 }
 
+impl Candidate {
+    /// Its place among those of its class.
+    pub fn position(&self) -> Position {
+        Position {
+            priority: self.priority,
+            ready_at: self.ready_at,
+        }
+    }
+}
+
 impl Window {
+    /// How far the tasks without a class are known to be handed out, once those for which `is_given`
+    /// says so are: up to the first that is left, or the last that the look saw. `None` when the look
+    /// saw all of them and none is left.
+    pub fn handed_out(&self, is_given: impl Fn(TaskId) -> bool) -> Option<Position> {
+        let plain = || self.candidates.iter().filter(|one| one.class.is_none());
+        let left = plain().filter(|one| !is_given(one.task));
+        let is_cut = self.cut.iter().any(|(_, class)| class.is_none());
+        let last = plain().map(Candidate::position).max();
+        left.map(Candidate::position)
+            .min()
+            .or_else(|| last.filter(|_| is_cut))
+    }
+
     /// Whether everything that is ready is in it.
     pub fn is_whole(&self) -> bool {
         self.cut.is_empty() && self.through.is_none()

@@ -20,6 +20,9 @@ pub struct Timestamp(i64);
 const LATEST: i64 = 253_402_300_799_999_999;
 
 impl Timestamp {
+    /// The beginning of 1970, earlier than anything here.
+    pub const EPOCH: Self = Self(0);
+
     /// Whether a text is a date and time with an offset (RFC 3339).
     pub fn is_rfc3339(text: &str) -> bool {
         DateTime::parse_from_rfc3339(text).is_ok()
@@ -54,6 +57,14 @@ impl Timestamp {
             .unwrap_or(i64::MAX)
             .saturating_mul(MICROS_PER_MILLI);
         Self::from_micros(self.0.saturating_add(micros))
+    }
+
+    /// This time less `millis`.
+    pub fn minus_millis(self, millis: u64) -> Self {
+        let micros = i64::try_from(millis)
+            .unwrap_or(i64::MAX)
+            .saturating_mul(MICROS_PER_MILLI);
+        Self::from_micros(self.0.saturating_sub(micros))
     }
 
     /// Milliseconds from `earlier` to this time; 0 when `earlier` is later.

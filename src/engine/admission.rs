@@ -8,6 +8,7 @@ use super::dispatch::{self, On};
 use super::unserved::Nothing;
 use super::{Core, Engine, Fault};
 use crate::domain::admission::{Limits, Used};
+use crate::domain::dispatch::Position;
 use crate::domain::ids::{Namespace, TaskQueue};
 use crate::domain::list::QueueRow;
 use crate::domain::routing::{Poller, Profile, TaskKind};
@@ -75,11 +76,27 @@ pub(super) async fn claim(
     pollers: &[Poller],
 ) -> Result<(Vec<Claimed>, Option<usize>), Fault> {
     let limits = core.limits(key.kind);
-    let (namespace, queue) = (&key.namespace, &key.queue);
     if !limits.any() {
         let claimed = dispatch::claim(core, key, profile, pollers, On::Any).await?;
         return Ok((claimed, None));
     }
+    let claimed = within(core, key, profile, pollers, limits).await;
+    if claimed.is_err() {
+        // What was claimed is ready again.
+        core.marks.lower(key, Position::START);
+    }
+    claimed.map(|(claimed, left)| (claimed, Some(left)))
+}
+
+/// Claims under a lock of what is limited.
+async fn within(
+    core: &Core,
+    key: &QueueKey,
+    profile: &Profile,
+    pollers: &[Poller],
+    limits: Limits,
+) -> Result<(Vec<Claimed>, usize), Fault> {
+    let (namespace, queue) = (&key.namespace, &key.queue);
     let mut step = core.store.hot.begin().await?;
     admission::lock(&mut step, limits, key.kind, namespace, queue).await?;
     let used = admission::read(&mut step, limits, key.kind, namespace, queue).await?;
@@ -99,7 +116,7 @@ pub(super) async fn claim(
         core.throttled.note(key);
     }
     let left = room.saturating_sub(claimed.len());
-    Ok((claimed, Some(left)))
+    Ok((claimed, left))
 }
 
 /// Counts tasks of sessions, which are claimed one by one.

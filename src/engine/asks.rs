@@ -13,6 +13,7 @@ use super::error::Fault;
 use super::polls::VALIDATES;
 use super::reads::{NotFound, ReadError};
 use super::{CommandTarget, Core, Engine, cache, claims};
+use crate::domain::dispatch::Position;
 use crate::domain::event::Json;
 use crate::domain::features;
 use crate::domain::ids::{Namespace, RunId, TaskId, TaskQueue};
@@ -217,8 +218,7 @@ fn ready(core: &Core, kind: TaskKind, namespace: Namespace, queue: TaskQueue) {
         namespace,
         queue,
     };
-    core.hints.ready(&key);
-    claims::ready(core, &key);
+    claims::became_ready(core, &key, Position::START);
 }
 
 impl Engine {
@@ -390,8 +390,7 @@ impl Engine {
         if asks::insert(&core.store.hot, &ask).await?.is_none() {
             return Ok(Placed::NumberTaken);
         }
-        core.hints.ready(&key);
-        claims::ready(core, &key);
+        claims::became_ready(core, &key, Position::START);
         Ok(Placed::Waits)
     }
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::leases::PollName;
 use super::{Core, Fault, admission, session_claims};
+use crate::domain::dispatch::Position;
 use crate::domain::routing::{Poller, Profile, TaskKind};
 use crate::matching::{Grant, GrantedLease, QueueKey, Reserved, WorkerKey};
 use crate::store::asks;
@@ -12,8 +13,28 @@ use crate::store::claim::Claimed;
 /// Polls that one claim serves.
 const CLAIM_BATCH: usize = 128;
 
-/// A queue may have ready tasks.
-pub(super) fn ready(core: &Core, key: &QueueKey) {
+/// Tasks of a queue have become ready, none of them before a position: tells the other nodes too.
+pub(super) fn became_ready(core: &Core, key: &QueueKey, from: Position) {
+    core.hints.ready(key, from);
+    ready(core, key, from);
+}
+
+/// Tasks of a queue were given back, and are ready now.
+pub(super) fn given_back(core: &Core, key: &QueueKey) {
+    became_ready(core, key, core.marks.given_back(key, core.clock.now()));
+}
+
+/// Tasks that were opened for later have become ready.
+pub(super) fn due(core: &Core, key: &QueueKey) {
+    core.marks.due(key);
+    if core.registry.backlog(key) {
+        start(core, key.clone());
+    }
+}
+
+/// A queue may have ready tasks, none of them before a position unless that was told before.
+pub(super) fn ready(core: &Core, key: &QueueKey, from: Position) {
+    core.marks.lower(key, from);
     if core.registry.backlog(key) {
         start(core, key.clone());
     }

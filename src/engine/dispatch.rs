@@ -10,7 +10,7 @@ use crate::domain::ids::{TaskId, WorkerId};
 use crate::domain::routing::{DEFAULT_PRIORITY, Poller, Profile, Routing, TaskKind};
 use crate::matching::QueueKey;
 use crate::store::claim::{self, Claimed};
-use crate::store::dispatch::{After, look, take};
+use crate::store::dispatch::{After, Begin, look, take};
 use crate::store::pool::Transaction;
 
 /// Queues whose tasks are not all alike that are remembered; one that is forgotten is found again by its
@@ -66,6 +66,9 @@ pub(super) fn waits(core: &Core, routing: &Routing) {
     if routing.is_ordered() {
         core.registry.saw(&QueueKey::from(routing), true);
     }
+    if routing.priority != DEFAULT_PRIORITY {
+        core.marks.ordered(&QueueKey::from(routing));
+    }
 }
 
 /// Where statements run: on any connection, or inside a transaction.
@@ -84,14 +87,26 @@ pub(super) async fn claim(
 ) -> Result<Vec<Claimed>, Fault> {
     if core.turns.get(key).is_none() {
         let (hot, kind, namespace, queue) = (&core.store.hot, key.kind, &key.namespace, &key.queue);
+        let looked = core.marks.look(key, profile);
+        let from = looked.from();
         let plain = match &mut on {
-            On::Any => claim::claim(hot, kind, namespace, queue, profile, pollers).await?,
+            On::Any => claim::claim(hot, kind, namespace, queue, profile, pollers, from).await?,
             On::This(step) => {
-                claim::claim(&mut ***step, kind, namespace, queue, profile, pollers).await?
+                claim::claim(&mut ***step, kind, namespace, queue, profile, pollers, from).await?
             }
         };
         let is_ordered = plain.classes || plain.priorities;
         core.registry.saw(key, is_ordered);
+        if plain.priorities {
+            core.marks.ordered(key);
+        }
+        if plain.classes {
+            looked.reached(from);
+        } else if plain.claimed.len() == pollers.len() {
+            looked.reached(plain.last.unwrap_or(from));
+        } else {
+            looked.left_nothing(plain.at);
+        }
         if plain.classes || plain.preferred {
             core.turns.note(key);
         }
@@ -120,12 +135,16 @@ async fn ranked(
     let mut is_left = false;
     for _ in 0..LOOKS {
         let turn = core.turns.get(key).unwrap_or_default();
-        let after = turn.after.as_ref();
+        let mark = core.marks.look(key, profile);
+        let begin = Begin {
+            after: turn.after.as_ref(),
+            from: mark.from(),
+        };
         let want = free.len();
         let looked = match &mut on {
-            On::Any => look(hot, kind, namespace, queue, profile, want, after).await,
+            On::Any => look(hot, kind, namespace, queue, profile, want, begin).await,
             On::This(step) => {
-                look(&mut ***step, kind, namespace, queue, profile, want, after).await
+                look(&mut ***step, kind, namespace, queue, profile, want, begin).await
             }
         };
         let mut seen = match looked {
@@ -161,6 +180,16 @@ async fn ranked(
             };
         }
         let given: HashSet<usize> = taken.iter().map(|task| task.poller).collect();
+        let is_default = |one: &Candidate| one.class.is_none() && one.priority == DEFAULT_PRIORITY;
+        let is_ordered = seen.classes || !window.candidates.iter().all(is_default);
+        core.registry.saw(key, is_ordered);
+        if is_ordered {
+            core.marks.ordered(key);
+        }
+        match window.handed_out(|task| taken.iter().any(|given| given.task == task)) {
+            Some(position) => mark.reached(position),
+            None => mark.left_nothing(seen.at),
+        }
         core.turns.note(key);
         core.turns.change(key, |turn| {
             turn.after.clone_from(&seen.after);
@@ -191,9 +220,6 @@ async fn ranked(
         if is_plain && window.is_whole() {
             core.turns.forget(key);
         }
-        let is_default = |one: &Candidate| one.class.is_none() && one.priority == DEFAULT_PRIORITY;
-        let is_ordered = seen.classes || !window.candidates.iter().all(is_default);
-        core.registry.saw(key, is_ordered);
         is_left = !window.is_whole();
         let is_done = free.is_empty() || !is_left && picks.len() == given.len();
         if is_done {

@@ -1,12 +1,14 @@
 //! Hints to other nodes: gathered for a moment, sent as one notification.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
 
+use crate::domain::dispatch::Position;
 use crate::domain::ids::{Namespace, RunId, TaskId, TaskQueue, WorkerId};
 use crate::domain::routing::TaskKind;
+use crate::domain::time::Timestamp;
 use crate::matching::{QueueKey, WorkerKey};
 use crate::store::notify::MAX_NOTIFICATION;
 
@@ -18,8 +20,8 @@ const LINE: char = '\u{1e}';
 /// Something that other nodes may want to know.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Hint {
-    /// A queue has ready tasks.
-    Ready(QueueKey),
+    /// A queue has ready tasks, none of them before a position.
+    Ready(QueueKey, Position),
     /// A worker's registration was written, with this epoch; removed, with the largest one.
     Worker(WorkerKey, u64),
     /// A worker is to take no more tasks.
@@ -40,7 +42,8 @@ pub enum Hint {
 #[derive(Debug)]
 pub struct Hints {
     node: String,
-    pending: Mutex<BTreeSet<String>>,
+    /// By their text; those of ready tasks with the least position.
+    pending: Mutex<BTreeMap<String, Option<Position>>>,
     some: Notify,
 }
 
@@ -54,27 +57,30 @@ impl Hints {
         }
     }
 
-    fn pending(&self) -> MutexGuard<'_, BTreeSet<String>> {
+    fn pending(&self) -> MutexGuard<'_, BTreeMap<String, Option<Position>>> {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn add(&self, line: String) {
+        self.add_with(line, None);
+    }
+
+    fn add_with(&self, line: String, position: Option<Position>) {
         let mut pending = self.pending();
-        if pending.len() < PENDING_BOUND {
-            pending.insert(line);
+        if let Some(known) = pending.get_mut(&line) {
+            *known = (*known).min(position);
+        } else if pending.len() < PENDING_BOUND {
+            pending.insert(line, position);
             drop(pending);
             self.some.notify_one();
         }
     }
 
-    /// A queue has ready tasks.
-    pub fn ready(&self, key: &QueueKey) {
-        self.add(format!(
-            "q{FIELD}{}{FIELD}{}{FIELD}{}",
-            key.kind.number(),
-            key.namespace,
-            key.queue
-        ));
+    /// A queue has ready tasks, none of them before a position.
+    pub fn ready(&self, key: &QueueKey, from: Position) {
+        let (kind, namespace, queue) = (key.kind.number(), &key.namespace, &key.queue);
+        let line = format!("q{FIELD}{kind}{FIELD}{namespace}{FIELD}{queue}");
+        self.add_with(line, Some(from));
     }
 
     /// A worker's registration was written, with this epoch; removed, with the largest one.
@@ -127,12 +133,16 @@ impl Hints {
         let mut pending = self.pending();
         let mut text = self.node.clone();
         let mut taken = false;
-        while let Some(line) = pending.first() {
-            if taken && text.len() + 1 + line.len() > MAX_NOTIFICATION {
+        while let Some((line, position)) = pending.first_key_value() {
+            let position = position
+                .map(|at| format!("{FIELD}{}{FIELD}{}", at.priority, at.ready_at.micros()))
+                .unwrap_or_default();
+            if taken && text.len() + 1 + line.len() + position.len() > MAX_NOTIFICATION {
                 break;
             }
             text.push(LINE);
             text.push_str(line);
+            text.push_str(&position);
             taken = true;
             pending.pop_first();
         }
@@ -152,11 +162,21 @@ impl Hints {
 fn read_line(line: &str) -> Option<Hint> {
     let mut fields = line.split(FIELD);
     match fields.next()? {
-        "q" => Some(Hint::Ready(QueueKey {
-            kind: TaskKind::from_number(fields.next()?.parse().ok()?)?,
-            namespace: Namespace::from(fields.next()?),
-            queue: fields.next()?.into(),
-        })),
+        "q" => {
+            let key = QueueKey {
+                kind: TaskKind::from_number(fields.next()?.parse().ok()?)?,
+                namespace: Namespace::from(fields.next()?),
+                queue: fields.next()?.into(),
+            };
+            let mut position = || {
+                Some(Position {
+                    priority: fields.next()?.parse().ok()?,
+                    ready_at: Timestamp::from_micros(fields.next()?.parse().ok()?),
+                })
+            };
+            // An older server says only the queue.
+            Some(Hint::Ready(key, position().unwrap_or(Position::START)))
+        }
         "d" => Some(Hint::Drained(WorkerKey {
             namespace: Namespace::from(fields.next()?),
             worker: WorkerId::from(fields.next()?),
@@ -203,8 +223,13 @@ mod tests {
             namespace: "default".into(),
             worker: "w1".into(),
         };
-        sender.ready(&queue);
-        sender.ready(&queue);
+        let position = |micros| Position {
+            priority: 5,
+            ready_at: Timestamp::from_micros(micros),
+        };
+        sender.ready(&queue, position(8));
+        sender.ready(&queue, position(6));
+        sender.ready(&queue, position(7));
         sender.worker(&worker, 7);
         sender.drained(&worker);
         sender.visits(&worker);
@@ -219,7 +244,7 @@ mod tests {
                 Hint::Beat(task, 4),
                 Hint::Drained(worker.clone()),
                 Hint::Rollouts(queue.namespace.clone(), queue.queue.clone()),
-                Hint::Ready(queue),
+                Hint::Ready(queue, position(6)),
                 Hint::Visits(worker.clone()),
                 Hint::Worker(worker, 7)
             ]
@@ -232,11 +257,12 @@ mod tests {
     fn a_notification_stays_within_its_bound() {
         let hints = Hints::new("a".to_owned());
         for n in 0..500 {
-            hints.ready(&QueueKey {
+            let key = QueueKey {
                 kind: TaskKind::Workflow,
                 namespace: "default".into(),
                 queue: format!("{n:0>200}").into(),
-            });
+            };
+            hints.ready(&key, Position::START);
         }
         let mut seen = 0;
         while let Some(text) = hints.take() {

@@ -70,8 +70,7 @@ pub(super) async fn give_back(
             queue: row.queue.clone(),
         };
         if lost.delay_ms == 0 {
-            core.hints.ready(&key);
-            claims::ready(core, &key);
+            claims::given_back(core, &key);
         } else {
             let delay = std::time::Duration::from_millis(lost.delay_ms + 1);
             core.wakes.set(&key, delay);

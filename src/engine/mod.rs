@@ -18,6 +18,7 @@ mod hints;
 mod inputs;
 mod leases;
 mod leases_lost;
+mod marks;
 mod polls;
 mod reads;
 mod relays;
@@ -139,6 +140,7 @@ pub(crate) struct Core {
     rollouts: rollouts::Rollouts,
     throttled: admission::Throttled,
     turns: dispatch::Turns,
+    marks: marks::Marks,
     flows: flows::Flows,
     unserved: unserved::Unserved,
     renewals: renewals::Renewals,
@@ -188,6 +190,7 @@ impl Engine {
             rollouts: rollouts::Rollouts::default(),
             throttled: admission::Throttled::default(),
             turns: dispatch::Turns::default(),
+            marks: marks::Marks::new(true),
             flows: flows::Flows::default(),
             unserved: unserved::Unserved::default(),
             renewals,
@@ -321,8 +324,7 @@ async fn give_back(core: &Arc<Core>, leases: &[GrantedLease], granted_by: Option
             continue;
         };
         if let Some(key) = queue_of(core, lease).await {
-            core.hints.ready(&key);
-            claims::ready(core, &key);
+            claims::given_back(core, &key);
         }
     }
 }

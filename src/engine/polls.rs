@@ -157,7 +157,8 @@ impl Engine {
             return Ok(Polled::Task(Box::new(grant)));
         }
         let ready = if request.queues.len() > 1 {
-            self.ready_queues(&request.namespace, &keys).await?
+            self.ready_queues(&request.namespace, &keys, &profile)
+                .await?
         } else {
             Vec::new()
         };
@@ -233,8 +234,12 @@ impl Engine {
         &self,
         namespace: &Namespace,
         keys: &[QueueKey],
+        profile: &Profile,
     ) -> Result<Vec<QueueKey>, Fault> {
-        let queues: Vec<_> = keys.iter().map(|key| (&key.queue, key.kind)).collect();
+        let queues: Vec<_> = keys
+            .iter()
+            .map(|key| (&key.queue, key.kind, self.core.marks.of(key, profile)))
+            .collect();
         let urgent = store::claim::urgent_first(&self.core.store.hot, namespace, &queues).await?;
         let ready = urgent.iter().filter_map(|place| keys.get(*place));
         Ok(ready.cloned().collect())

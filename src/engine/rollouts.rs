@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::{Core, Engine, Fault, claims, workers as registrations};
+use crate::domain::dispatch::Position;
 use crate::domain::ids::{Namespace, TaskQueue};
 use crate::domain::rollout::{self, Blockage, Build, Cohort, Rollout, Serving, StartRefused};
 use crate::domain::routing::TaskKind;
@@ -273,8 +274,7 @@ impl Engine {
                     namespace: namespace.clone(),
                     queue: queue.clone(),
                 };
-                core.hints.ready(&key);
-                claims::ready(core, &key);
+                claims::became_ready(core, &key, Position::START);
             }
         }
         Ok(decided)

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::session_claims::applicant;
 use super::{Engine, Fault};
+use crate::domain::dispatch::Position;
 use crate::domain::ids::{Namespace, TaskQueue, WorkerId};
 use crate::domain::routing::TaskKind;
 use crate::domain::session::{self, Admitted, Options, Refused, Session};
@@ -320,7 +321,6 @@ impl Engine {
             namespace: namespace.clone(),
             queue: queue.clone(),
         };
-        self.core.hints.ready(&key);
-        super::claims::ready(&self.core, &key);
+        super::claims::became_ready(&self.core, &key, Position::START);
     }
 }

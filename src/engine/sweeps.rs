@@ -130,7 +130,7 @@ impl Engine {
     /// Waits until tasks become ready that were opened for later, and looks at their queues.
     pub async fn wake_queues(&self) {
         for key in self.core.wakes.next().await {
-            claims::ready(&self.core, &key);
+            claims::due(&self.core, &key);
         }
     }
 
@@ -177,6 +177,7 @@ impl Engine {
                 self.core
                     .runtime
                     .spawn(async move { rollouts::refresh(&core).await });
+                self.core.marks.forget_all();
                 for key in self.core.registry.all_backlog() {
                     claims::start(&self.core, key);
                 }
@@ -184,7 +185,7 @@ impl Engine {
             notify::Heard::Hint(text) => {
                 for hint in self.core.hints.read(text) {
                     match hint {
-                        Hint::Ready(key) => claims::ready(&self.core, &key),
+                        Hint::Ready(key, from) => claims::ready(&self.core, &key, from),
                         Hint::Beat(task, attempt) => self.core.leases.beat(task, attempt),
                         Hint::Worker(key, epoch) => {
                             self.core.known.forget(&key);

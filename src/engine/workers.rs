@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::error::Fault;
 use super::{Engine, asks, claims, leases_lost};
+use crate::domain::dispatch::Position;
 use crate::domain::ids::{Namespace, TaskQueue, WorkerId};
 use crate::domain::routing::TaskKind;
 use crate::domain::worker::{
@@ -320,8 +321,7 @@ impl Engine {
                     namespace: worker.namespace.clone(),
                     queue: queue.clone(),
                 };
-                core.hints.ready(&key);
-                claims::ready(core, &key);
+                claims::became_ready(core, &key, Position::START);
             }
         }
         Ok(())

@@ -8,6 +8,7 @@ use super::claims::poll_name;
 use super::error::Fault;
 use super::{Core, claims, dispatch};
 use crate::domain::decision::{Decision, FIRST_ATTEMPT, HandOff, TaskEffect, TimerEffect};
+use crate::domain::dispatch::Position;
 use crate::domain::event::Body;
 use crate::domain::ids::{TaskId, TaskNo};
 use crate::domain::routing::TaskKind;
@@ -204,7 +205,11 @@ fn announce(core: &Core, decision: &Decision, at: Timestamp) {
                 }),
                 TaskEffect::Again { available_at } => {
                     if let Some(key) = queue_of(&write.next, *no) {
-                        ready_at(core, &key, *available_at, at);
+                        let position = Position {
+                            priority: write.next.begun.priority,
+                            ready_at: *available_at,
+                        };
+                        ready_at(core, &key, position, at);
                     }
                 }
                 TaskEffect::Open(task) => {
@@ -215,7 +220,11 @@ fn announce(core: &Core, decision: &Decision, at: Timestamp) {
                         core.alarms.lease_in(ends.fold(task.lease_ms, u64::min));
                     } else {
                         dispatch::waits(core, &task.routing);
-                        ready_at(core, &key, task.available_at, at);
+                        let position = Position {
+                            priority: task.routing.priority,
+                            ready_at: task.available_at,
+                        };
+                        ready_at(core, &key, position, at);
                     }
                 }
             }
@@ -234,21 +243,18 @@ fn announce_room(core: &Core, decision: &Decision, base: &Cached) {
         if let Some(key) = queue_of(&base.state, *no)
             && (in_session || core.limits(key.kind).leases())
         {
-            core.hints.ready(&key);
-            claims::ready(core, &key);
+            claims::became_ready(core, &key, Position::END);
         }
     }
 }
 
-fn ready_at(core: &Core, key: &QueueKey, available_at: Timestamp, at: Timestamp) {
-    if available_at <= at {
-        core.hints.ready(key);
-        claims::ready(core, key);
+fn ready_at(core: &Core, key: &QueueKey, position: Position, at: Timestamp) {
+    if position.ready_at <= at {
+        claims::became_ready(core, key, position);
     } else {
-        core.wakes.set(
-            key,
-            Duration::from_millis(available_at.millis_since(at) + 1),
-        );
+        core.marks.lower(key, position);
+        let after = position.ready_at.millis_since(at) + 1;
+        core.wakes.set(key, Duration::from_millis(after));
     }
 }
 

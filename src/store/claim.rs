@@ -4,6 +4,7 @@ use super::pool::PgPool;
 use sqlx::{FromRow, PgExecutor};
 
 use super::{run_id, unsigned, unsigned32};
+use crate::domain::dispatch::Position;
 use crate::domain::ids::{Namespace, TaskId, TaskQueue};
 use crate::domain::routing::{DEFAULT_PRIORITY, Poller, Profile, TaskKind};
 use crate::domain::time::Timestamp;
@@ -62,23 +63,36 @@ pub struct Claimed {
 }
 
 /// The places of those queues that have a ready task, the most urgent one first, and of equally urgent
-/// ones that with the older task. What a worker can take is not looked at.
+/// ones that with the older task. What a worker can take is not looked at, nor what lies before the
+/// position that stands beside each queue.
 ///
 /// # Errors
 /// The database cannot be reached.
 pub async fn urgent_first(
     pool: &PgPool,
     namespace: &Namespace,
-    queues: &[(&TaskQueue, TaskKind)],
+    queues: &[(&TaskQueue, TaskKind, Position)],
 ) -> sqlx::Result<Vec<usize>> {
-    let names: Vec<&str> = queues.iter().map(|(queue, _)| queue.as_str()).collect();
-    let kinds: Vec<i16> = queues.iter().map(|(_, kind)| kind.number()).collect();
+    let names: Vec<&str> = queues.iter().map(|(queue, ..)| queue.as_str()).collect();
+    let kinds: Vec<i16> = queues.iter().map(|(_, kind, _)| kind.number()).collect();
+    let priorities: Vec<i16> = queues
+        .iter()
+        .map(|(_, _, from)| from.priority.into())
+        .collect();
+    let ages: Vec<_> = queues
+        .iter()
+        .map(|(_, _, from)| from.ready_at.to_chrono())
+        .collect();
     let places: Vec<(i64,)> = sqlx::query_as(
-        "select q.place from unnest($2::text[], $3::smallint[]) with ordinality q(queue, kind, place),
+        "with n as materialized (select clock_timestamp() as now)
+         select q.place from unnest($2::text[], $3::smallint[], $4::smallint[], $5::timestamptz[])
+             with ordinality q(queue, kind, from_priority, from_age, place),
          lateral (
              (select priority, visible_at from tasks
               where state = 0 and session_id is null and fairness_key is null
-                and namespace = $1 and queue = q.queue and kind = q.kind and visible_at <= clock_timestamp()
+                and namespace = $1 and queue = q.queue and kind = q.kind
+                and (priority, visible_at) >= (q.from_priority, q.from_age)
+                and visible_at <= (select now from n)
               order by priority, visible_at limit 1)
              union all
              (select priority, visible_at from tasks
@@ -91,6 +105,8 @@ pub async fn urgent_first(
     .bind(namespace.as_str())
     .bind(names)
     .bind(kinds)
+    .bind(priorities)
+    .bind(ages)
     .fetch_all(pool)
     .await?;
     Ok(places
@@ -111,6 +127,10 @@ pub struct Plain {
     pub preferred: bool,
     /// A task was given that was more or less urgent than most.
     pub priorities: bool,
+    /// When it looked.
+    pub at: Option<Timestamp>,
+    /// The last task that was given, in the order of hand-outs.
+    pub last: Option<Position>,
 }
 
 #[derive(FromRow)]
@@ -149,8 +169,10 @@ impl TryFrom<ClaimedRow> for Claimed {
 #[derive(FromRow)]
 struct PlainRow {
     classes: bool,
+    at: chrono::DateTime<chrono::Utc>,
     preferred: Option<String>,
     priority: Option<i16>,
+    visible_at: Option<chrono::DateTime<chrono::Utc>>,
     run_id: Option<String>,
     task_no: Option<i32>,
     place: Option<i64>,
@@ -163,6 +185,13 @@ struct PlainRow {
 }
 
 impl PlainRow {
+    fn position(&self) -> Option<Position> {
+        Some(Position {
+            priority: u8::try_from(self.priority?).unwrap_or(u8::MAX),
+            ready_at: self.visible_at?.into(),
+        })
+    }
+
     /// The task of the row; the only row of a claim that gave nothing has none.
     fn claimed(self) -> Option<ClaimedRow> {
         Some(ClaimedRow {
@@ -179,19 +208,20 @@ impl PlainRow {
     }
 }
 
-/// Gives ready tasks of a queue to polls, the most urgent and longest waiting first. Fewer than
-/// there are polls means that the queue has no more that they can take. While tasks with a fairness
+/// Gives ready tasks of a queue to polls, the most urgent and longest waiting first, beginning at a
+/// position. Fewer than there are polls means that the queue has no more that they can take. While tasks with a fairness
 /// key are there it gives nothing and says so; [`super::dispatch`] is for those.
 ///
 /// # Errors
 /// The database cannot be reached.
 pub async fn claim<'e>(
-    from: impl PgExecutor<'e>,
+    executor: impl PgExecutor<'e>,
     kind: TaskKind,
     namespace: &Namespace,
     queue: &TaskQueue,
     profile: &Profile,
     pollers: &[Poller],
+    from: Position,
 ) -> sqlx::Result<Plain> {
     let owners: Vec<&str> = pollers.iter().map(|poller| poller.owner.as_str()).collect();
     let polls: Vec<Option<&str>> = pollers
@@ -210,7 +240,7 @@ pub async fn claim<'e>(
                  select run_id, task_no from tasks
                  where state = 0 and session_id is null and fairness_key is null
                    and namespace = $1 and queue = $2 and kind = $3
-                   and visible_at <= clock_timestamp()
+                   and (priority, visible_at) >= ($9, $10) and visible_at <= (select now from n)
                    and task_type = any($4) and (build_id is null or build_id = $5) and (needs & ~$6::bigint) = 0
                  order by priority, visible_at, run_id, task_no
                  limit (select case when classes then 0 else cardinality($7::text[]) end from k)
@@ -224,8 +254,8 @@ pub async fn claim<'e>(
          from n, p join w on w.place = p.place join workflow_runs r on r.run_id = p.run_id
          where t.run_id = p.run_id and t.task_no = p.task_no
          returning t.run_id, t.task_no, p.place, t.attempt, t.seen_event_id, n.now as leased_at,
-             t.lease_expires_at, t.start_to_close_at, t.heartbeat_due_at, t.preferred, t.priority)
-         select k.classes, u.* from k left join u on true",
+             t.lease_expires_at, t.start_to_close_at, t.heartbeat_due_at, t.preferred, t.priority, t.visible_at)
+         select k.classes, n.now as at, u.* from n cross join k left join u on true",
     )
     .bind(namespace.as_str())
     .bind(queue.as_str())
@@ -235,10 +265,14 @@ pub async fn claim<'e>(
     .bind(profile.knows)
     .bind(owners)
     .bind(polls)
-    .fetch_all(from)
+    .bind(i16::from(from.priority))
+    .bind(from.ready_at.to_chrono())
+    .fetch_all(executor)
     .await?;
     let mut plain = Plain::default();
     for row in rows {
+        plain.at = Some(row.at.into());
+        plain.last = plain.last.max(row.position());
         plain.classes |= row.classes;
         plain.preferred |= row.preferred.is_some();
         plain.priorities |= row

@@ -7,9 +7,10 @@ use sqlx::{FromRow, PgExecutor};
 
 use super::claim::{Claimed, ClaimedRow};
 use super::{run_id, unsigned, unsigned32};
-use crate::domain::dispatch::{Candidate, Class, Window};
+use crate::domain::dispatch::{Candidate, Class, Position, Window};
 use crate::domain::ids::{Namespace, TaskId, TaskQueue};
 use crate::domain::routing::{Poller, Profile, TaskKind};
+use crate::domain::time::Timestamp;
 
 /// Classes, each of one priority, that one look goes through.
 const CLASSES: i32 = 256;
@@ -28,6 +29,15 @@ pub struct After {
     pub class: String,
 }
 
+/// Where a look begins.
+#[derive(Clone, Copy, Debug)]
+pub struct Begin<'a> {
+    /// Among the classes, where there are very many; `None` for the first.
+    pub after: Option<&'a After>,
+    /// Among the tasks without a class.
+    pub from: Position,
+}
+
 /// What a look found.
 #[derive(Clone, Debug, Default)]
 pub struct Seen {
@@ -37,10 +47,13 @@ pub struct Seen {
     pub after: Option<After>,
     /// Tasks with a fairness key are ready or will be.
     pub classes: bool,
+    /// When it looked.
+    pub at: Option<Timestamp>,
 }
 
 #[derive(FromRow)]
 struct Row {
+    at: chrono::DateTime<chrono::Utc>,
     pairs: i64,
     first_priority: Option<i16>,
     last_priority: Option<i16>,
@@ -87,24 +100,26 @@ fn tier(priority: Option<i16>) -> u8 {
 
 /// What this profile may take and is ready: of each class, and of the tasks without one, some that have
 /// waited longest; at least `want` of each while there are few classes. Goes from class to class by the
-/// index, the most urgent first, so that a long backlog of one class hides no other.
+/// index, the most urgent first, so that a long backlog of one class hides no other. Tasks without a class
+/// are looked at from a position on.
 ///
 /// # Errors
 /// The database cannot be reached.
 pub async fn look<'e>(
-    from: impl PgExecutor<'e>,
+    executor: impl PgExecutor<'e>,
     kind: TaskKind,
     namespace: &Namespace,
     queue: &TaskQueue,
     profile: &Profile,
     want: usize,
-    after: Option<&After>,
+    begin: Begin<'_>,
 ) -> sqlx::Result<Seen> {
     let want = i64::try_from(want)
         .unwrap_or(TASKS)
         .clamp(LOOK_AHEAD, TASKS);
     let rows: Vec<Row> = sqlx::query_as(
-        "with recursive f as materialized (
+        "with recursive n as materialized (select clock_timestamp() as now),
+         f as materialized (
              select priority from tasks where state = 0 and session_id is null and fairness_key is not null
                  and namespace = $1 and queue = $2 and kind = $3 order by priority, fairness_key limit 1),
          c as (
@@ -128,7 +143,8 @@ pub async fn look<'e>(
              select t.* from (
                  select run_id, task_no, priority, fairness_key, fairness_weight, visible_at, preferred, preferred_until
                  from tasks where state = 0 and session_id is null and fairness_key is null
-                   and namespace = $1 and queue = $2 and kind = $3 and visible_at <= clock_timestamp()
+                   and namespace = $1 and queue = $2 and kind = $3
+                   and (priority, visible_at) >= ($12, $13) and visible_at <= (select now from n)
                    and task_type = any($4) and (build_id is null or build_id = $5) and (needs & ~$6::bigint) = 0
                  order by priority, visible_at, run_id, task_no limit $7) t
              union all
@@ -139,13 +155,13 @@ pub async fn look<'e>(
                    and t.priority = c.priority and t.fairness_key = c.fairness_key and t.visible_at <= clock_timestamp()
                    and t.task_type = any($4) and (t.build_id is null or t.build_id = $5) and (t.needs & ~$6::bigint) = 0
                  order by t.visible_at, t.run_id, t.task_no limit (select depth from s)) t)
-         select s.pairs, s.depth, (select priority from f) as first_priority,
+         select n.now as at, s.pairs, s.depth, (select priority from f) as first_priority,
              coalesce((select priority from f) = $8, false) as rotated,
              (select priority from c order by n desc limit 1) as last_priority,
              (select fairness_key from c order by n desc limit 1) as last_class,
              o.run_id, o.task_no, o.priority, o.fairness_key, o.fairness_weight, o.visible_at,
              case when o.preferred_until > clock_timestamp() then o.preferred end as preferred
-         from s left join o on true",
+         from n cross join s left join o on true",
     )
     .bind(namespace.as_str())
     .bind(queue.as_str())
@@ -154,11 +170,13 @@ pub async fn look<'e>(
     .bind(profile.build_id.as_deref())
     .bind(profile.knows)
     .bind(want)
-    .bind(after.map(|after| i16::from(after.priority)))
-    .bind(after.map(|after| after.class.as_str()))
+    .bind(begin.after.map(|after| i16::from(after.priority)))
+    .bind(begin.after.map(|after| after.class.as_str()))
     .bind(CLASSES)
     .bind(TASKS)
-    .fetch_all(from)
+    .bind(i16::from(begin.from.priority))
+    .bind(begin.from.ready_at.to_chrono())
+    .fetch_all(executor)
     .await?;
     seen(rows, unsigned(want))
 }
@@ -170,6 +188,7 @@ fn seen(rows: Vec<Row>, want: u64) -> sqlx::Result<Seen> {
     let mut depth = 0;
     for row in &rows {
         depth = unsigned(row.depth);
+        seen.at = Some(row.at.into());
         seen.classes = row.first_priority.is_some();
         let is_full = row.pairs >= i64::from(CLASSES);
         if row.rotated {

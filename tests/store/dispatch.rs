@@ -4,14 +4,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use leasehold::domain::dispatch::{Candidate, Shares, Window, pick};
+use leasehold::domain::dispatch::{Candidate, Position, Shares, Window, pick};
 use leasehold::domain::ids::{TaskId, WorkerId};
 use leasehold::domain::routing::{Poller, Preferred, Profile, Routing, TaskKind};
 use leasehold::domain::time::Timestamp;
 use leasehold::matching::{QueueKey, Registry, Waiting, WorkerKey};
 use leasehold::store::Store;
 use leasehold::store::claim::claim;
-use leasehold::store::dispatch::{After, Seen, look, take};
+use leasehold::store::dispatch::{After, Begin, Seen, look, take};
 
 use crate::kit::*;
 use crate::routing::{open, pollers, random_profile, random_routing};
@@ -76,7 +76,10 @@ async fn see(
         &queue.into(),
         profile,
         want,
-        after,
+        Begin {
+            after,
+            from: Position::START,
+        },
     )
     .await
     .unwrap()
@@ -442,9 +445,17 @@ async fn a_plain_claim_leaves_classes_alone() {
     let plain = async || {
         let (kind, namespace, queue) = (TaskKind::Workflow, "default".into(), "q".into());
         let hot = &bench.store.hot;
-        claim(hot, kind, &namespace, &queue, &profile, &one)
-            .await
-            .unwrap()
+        claim(
+            hot,
+            kind,
+            &namespace,
+            &queue,
+            &profile,
+            &one,
+            Position::START,
+        )
+        .await
+        .unwrap()
     };
     let empty = plain().await;
     assert!(empty.claimed.is_empty() && !empty.classes);

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use leasehold::domain::decision::{Claim, Decision, TaskEffect};
+use leasehold::domain::dispatch::Position;
 use leasehold::domain::ids::{RunId, TaskId, TaskNo, WorkerId};
 use leasehold::domain::lease::Hold;
 use leasehold::domain::routing::{Poller, Profile, TaskKind};
@@ -582,6 +583,7 @@ async fn hand_out_backlog(shared: Arc<Shared>, pool: leasehold::store::pool::PgP
                 &"q".into(),
                 &profile,
                 &pollers,
+                Position::START,
             )
             .await;
             let claimed = match claimed {

@@ -154,6 +154,7 @@ pub async fn claim_on(
         &queue.into(),
         profile,
         pollers,
+        leasehold::domain::dispatch::Position::START,
     )
     .await
     .expect("a claim")
