@@ -262,6 +262,8 @@ impl Drop for Look<'_> {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise")]
+
     use super::*;
     use crate::domain::routing::TaskKind;
 

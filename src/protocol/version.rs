@@ -173,7 +173,7 @@ pub fn negotiate(
         supported_version: advertised.to_string(),
         remediation,
     };
-    let send = format!("Send the header {PROTOCOL_HEADER}: {advertised}");
+    let send = || format!("Send the header {PROTOCOL_HEADER}: {advertised}");
     let unsupported = |error, remediation| {
         Err(refuse(
             Reason::UnsupportedProtocolVersion,
@@ -187,16 +187,16 @@ pub fn negotiate(
         return Err(refuse(
             Reason::MissingProtocolVersion,
             "The request names no worker protocol version.".to_owned(),
-            format!("{send}."),
+            send() + ".",
         ));
     }
     let Ok(requested) = ProtocolVersion::parse(value) else {
-        return unsupported(format!("{MalformedVersion}."), format!("{send}."));
+        return unsupported(format!("{MalformedVersion}."), send() + ".");
     };
     if requested.major() != MAJOR {
         return unsupported(
             format!("Only major version {MAJOR} of the worker protocol is served here."),
-            format!("{send}."),
+            send() + ".",
         );
     }
     if requested > advertised.0 {
@@ -205,12 +205,13 @@ pub fn negotiate(
         // operator should not have to search for the switch.
         let remediation = if requested.minor() <= NEWEST_MINOR {
             format!(
-                "{send} or an older 1.N, or start the server with \
+                "{} or an older 1.N, or start the server with \
                  DW_WORKER_PROTOCOL_VERSION={requested} (or --worker-protocol {requested}), which \
-                 admits this version."
+                 admits this version.",
+                send()
             )
         } else {
-            format!("{send} or an older 1.N.")
+            send() + " or an older 1.N."
         };
         return unsupported(error, remediation);
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use actix_web::http::header::CONTENT_ENCODING;
+use actix_web::http::header::{CONTENT_ENCODING, HeaderValue};
 use actix_web::web::Bytes;
 use actix_web::{HttpRequest, HttpResponse, HttpResponseBuilder};
 use metrics_exporter_prometheus::PrometheusHandle;
@@ -32,6 +32,8 @@ pub struct Api {
     pub gate: Gate,
     /// The advertised worker protocol version.
     pub advertised: Advertised,
+    /// It, as a header: digits and a dot.
+    pub version_header: HeaderValue,
     /// What this build can do.
     pub supported: Supported,
     /// Commands that a workflow task may be completed with.
@@ -86,6 +88,8 @@ impl Api {
             engine,
             settings,
             commands: supported.commands(&advertised).collect(),
+            version_header: HeaderValue::from_str(&advertised.to_string())
+                .unwrap_or(HeaderValue::from_static("")),
             advertised,
             supported,
             timing,

@@ -1,12 +1,55 @@
 //! Which routes exist, read from the generated document, to tell an unknown path from a wrong method.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use utoipa::openapi::{OpenApi, PathItem};
 
 /// Paths and their methods.
 #[derive(Clone, Debug, Default)]
-pub struct RouteTable(Vec<Route>);
+pub struct RouteTable {
+    routes: Vec<Route>,
+    /// The routes by the segments of their paths; every answer is counted under its route.
+    root: Node,
+}
+
+/// What may follow some first segments of a path.
+#[derive(Clone, Debug, Default)]
+struct Node {
+    fixed: HashMap<Box<str>, Node>,
+    any: Option<Box<Node>>,
+    /// The route that ends here.
+    route: Option<usize>,
+}
+
+impl Node {
+    fn add(&mut self, pattern: &str, route: usize) {
+        let mut node = self;
+        for segment in pattern.split('/') {
+            node = if segment.starts_with('{') {
+                node.any.get_or_insert_default()
+            } else {
+                node.fixed.entry(segment.into()).or_default()
+            };
+        }
+        node.route.get_or_insert(route);
+    }
+
+    fn find(&self, path: Option<&str>) -> Option<usize> {
+        let Some(path) = path else {
+            return self.route;
+        };
+        let (segment, rest) = match path.split_once('/') {
+            Some((segment, rest)) => (segment, Some(rest)),
+            None => (path, None),
+        };
+        let fixed = self.fixed.get(segment).and_then(|node| node.find(rest));
+        fixed.or_else(|| {
+            let any = self.any.as_ref().filter(|_| !segment.is_empty())?;
+            any.find(rest)
+        })
+    }
+}
 
 #[derive(Clone, Debug)]
 struct Route {
@@ -17,29 +60,31 @@ struct Route {
 impl RouteTable {
     /// The routes of a document.
     pub fn of(document: &OpenApi) -> Self {
-        Self(
-            document
-                .paths
-                .paths
-                .iter()
-                .map(|(path, item)| Route {
-                    pattern: path.as_str().into(),
-                    methods: methods(item),
-                })
-                .collect(),
-        )
+        let routes = document.paths.paths.iter().map(|(path, item)| Route {
+            pattern: path.as_str().into(),
+            methods: methods(item),
+        });
+        Self::with(routes)
+    }
+
+    fn with(routes: impl Iterator<Item = Route>) -> Self {
+        let routes: Vec<Route> = routes.collect();
+        let mut root = Node::default();
+        for (place, route) in routes.iter().enumerate() {
+            root.add(&route.pattern, place);
+        }
+        Self { routes, root }
     }
 
     /// Adds the routes of another document.
-    pub fn and(mut self, other: Self) -> Self {
-        self.0.extend(other.0);
-        self
+    pub fn and(self, other: Self) -> Self {
+        Self::with(self.routes.into_iter().chain(other.routes))
     }
 
     /// The methods that a path takes; empty when there is no such path.
     pub fn methods(&self, path: &str) -> Vec<&'static str> {
         let mut allowed: Vec<&'static str> = self
-            .0
+            .routes
             .iter()
             .filter(|route| matches(&route.pattern, path))
             .flat_map(|route| route.methods.iter().copied())
@@ -52,10 +97,8 @@ impl RouteTable {
     /// The place of the route that a path belongs to, and its pattern; of several, the one that names
     /// the path itself.
     pub fn find(&self, path: &str) -> Option<(usize, &str)> {
-        let routes = || self.0.iter().map(|route| &*route.pattern).enumerate();
-        routes()
-            .find(|(_, pattern)| *pattern == path)
-            .or_else(|| routes().find(|(_, pattern)| matches(pattern, path)))
+        let place = self.root.find(Some(path))?;
+        Some((place, &self.routes.get(place)?.pattern))
     }
 }
 
@@ -97,7 +140,7 @@ mod tests {
             pattern: (*pattern).into(),
             methods: vec!["GET"],
         };
-        RouteTable(patterns.iter().map(route).collect())
+        RouteTable::with(patterns.iter().map(route))
     }
 
     #[test]
@@ -112,6 +155,8 @@ mod tests {
             ("/a//done", None),
             ("/a/1/done/", None),
             ("/b", None),
+            ("/a/poll/", None),
+            ("/a/poll/done", Some("/a/{id}/done")),
         ] {
             assert_eq!(
                 table.find(path).map(|(_, pattern)| pattern),

@@ -95,7 +95,7 @@ impl Answer {
             && let Some(operation) = Operation::of(request)
         {
             let object = operation.object(&self.fields);
-            self.fields.insert("control_plane".to_owned(), object);
+            self.raw.push(("control_plane", object));
         }
         let mut response = HttpResponse::build(self.status);
         response.insert_header((CONTROL_PLANE_HEADER, CONTROL_PLANE_VERSION));
@@ -113,9 +113,9 @@ impl Answer {
             if body.len() > 1 {
                 body.push(b',');
             }
-            body.extend_from_slice(format!("\"{key}\":").as_bytes());
-            body.extend_from_slice(json.as_bytes());
-            body.push(b'}');
+            for part in ["\"", key, "\":", &json, "}"] {
+                body.extend_from_slice(part.as_bytes());
+            }
         }
         let api = request.app_data::<Data<Api>>();
         match api.and_then(|api| api.encode(request, &body)) {

@@ -42,12 +42,13 @@ pub fn routes() -> scope::Scope<
         InitError = (),
     >,
 > {
+    // Routes are tried in this order, so the busy one comes first.
     scope::scope(PREFIX)
+        .service(start::start_workflow)
         .service(info::health)
         .service(info::ready)
         .service(info::cluster_info)
         .service(docs::get_document)
-        .service(start::start_workflow)
         .service(describe::list_workflows)
         .service(history::get_workflow_history)
         .service(history::export_workflow_history)

@@ -2,7 +2,8 @@
 //! it was about, and which fields a client may rely on.
 
 use actix_web::HttpRequest;
-use serde_json::{Map, Value, json};
+use serde::Serialize;
+use serde_json::{Map, Value};
 
 /// Fields of an answer that the object repeats.
 const PROJECTED: &[&str] = &[
@@ -68,6 +69,69 @@ pub struct Operation {
     subject: Option<(&'static str, String)>,
 }
 
+/// An object that is written field by field. Keys are names of fields, which need no escaping.
+struct Object(Vec<u8>);
+
+impl Object {
+    fn new() -> Self {
+        Self(Vec::with_capacity(1_024))
+    }
+
+    fn field<T: Serialize + ?Sized>(&mut self, key: &str, value: &T) {
+        let before = if self.0.is_empty() { "{" } else { "," };
+        for part in [before, "\"", key, "\":"] {
+            self.0.extend_from_slice(part.as_bytes());
+        }
+        // Values with text for keys always serialize.
+        if serde_json::to_writer(&mut self.0, value).is_err() {
+            self.0.extend_from_slice(b"null");
+        }
+    }
+
+    fn end(mut self) -> String {
+        self.0.push(b'}');
+        String::from_utf8(self.0).unwrap_or_default()
+    }
+}
+
+/// Which fields of an answer clients may rely on.
+#[derive(Serialize)]
+struct Contract {
+    schema: &'static str,
+    version: u8,
+    legacy_field_policy: &'static str,
+    legacy_fields: LegacyFields,
+    required_fields: &'static [&'static str],
+    success_fields: &'static [&'static str],
+}
+
+/// Names of fields that earlier versions had, and today's.
+#[derive(Serialize)]
+struct LegacyFields {
+    query: &'static str,
+    signal: &'static str,
+    update: &'static str,
+    wait_policy: &'static str,
+}
+
+impl Contract {
+    fn of(required: &'static [&'static str], success: &'static [&'static str]) -> Self {
+        Self {
+            schema: "durable-workflow.v2.control-plane-response.contract",
+            version: 1,
+            legacy_field_policy: "reject_non_canonical",
+            legacy_fields: LegacyFields {
+                query: "query_name",
+                signal: "signal_name",
+                update: "update_name",
+                wait_policy: "wait_for",
+            },
+            required_fields: required,
+            success_fields: success,
+        }
+    }
+}
+
 /// Last segment of a route below `/api/workflows`, and the operation it stands for.
 const OPERATIONS: &[(&str, &str)] = &[
     ("runs", "list_runs"),
@@ -121,62 +185,44 @@ impl Operation {
         })
     }
 
-    /// The object, for an answer with these fields.
-    pub fn object(&self, body: &Map<String, Value>) -> Value {
-        let mut object = Map::new();
-        for key in PROJECTED {
-            if let Some(value) = body.get(*key) {
-                object.insert((*key).to_owned(), value.clone());
+    /// The object as JSON, for an answer with these fields.
+    pub fn object(&self, body: &Map<String, Value>) -> String {
+        let mut object = Object::new();
+        let mut has = Vec::with_capacity(body.len() + 4);
+        for (key, value) in body {
+            if PROJECTED.contains(&key.as_str()) {
+                object.field(key, value);
+                has.push(key.as_str());
             }
         }
-        object.insert(
-            "schema".to_owned(),
-            "durable-workflow.v2.control-plane-response".into(),
-        );
-        object.insert("version".to_owned(), 1.into());
-        object.insert("operation".to_owned(), self.name.into());
-        let workflow_id = body
-            .get("workflow_id")
-            .filter(|id| id.is_string())
-            .cloned()
-            .or_else(|| self.workflow_id.clone().map(Value::from));
-        if let Some(workflow_id) = workflow_id {
-            object.insert("workflow_id".to_owned(), workflow_id);
+        let mut also = |object: &mut Object, key: &'static str, value: Option<&str>| {
+            if !has.contains(&key) {
+                object.field(key, &value);
+                has.push(key);
+            }
+        };
+        let workflow_id = body.get("workflow_id").and_then(Value::as_str);
+        if let Some(workflow_id) = workflow_id.or(self.workflow_id.as_deref()) {
+            also(&mut object, "workflow_id", Some(workflow_id));
         }
         if let Some(run_id) = &self.run_id {
-            object
-                .entry("run_id")
-                .or_insert_with(|| Value::from(run_id.clone()));
+            also(&mut object, "run_id", Some(run_id));
         }
         if let Some((field, name)) = &self.subject {
-            object.insert("operation_name".to_owned(), name.clone().into());
-            object.insert("operation_name_field".to_owned(), (*field).into());
-            object
-                .entry(*field)
-                .or_insert_with(|| Value::from(name.clone()));
+            also(&mut object, "operation_name", Some(name));
+            also(&mut object, "operation_name_field", Some(field));
+            also(&mut object, field, Some(name));
         }
         let (required, success) = self.relied_on();
         // A list of fields promises their keys, with or without a value.
         for key in success {
-            object.entry(*key).or_insert(Value::Null);
+            also(&mut object, key, None);
         }
-        object.insert(
-            "contract".to_owned(),
-            json!({
-                "schema": "durable-workflow.v2.control-plane-response.contract",
-                "version": 1,
-                "legacy_field_policy": "reject_non_canonical",
-                "legacy_fields": {
-                    "query": "query_name",
-                    "signal": "signal_name",
-                    "update": "update_name",
-                    "wait_policy": "wait_for",
-                },
-                "required_fields": required,
-                "success_fields": success,
-            }),
-        );
-        Value::Object(object)
+        object.field("schema", "durable-workflow.v2.control-plane-response");
+        object.field("version", &1);
+        object.field("operation", self.name);
+        object.field("contract", &Contract::of(required, success));
+        object.end()
     }
 
     /// Fields that the object always has, and those that it has on success.
@@ -267,8 +313,8 @@ mod tests {
         assert_eq!(name(Method::GET, "/api/workers"), None);
         assert_eq!(name(Method::GET, "/api/workflowsx"), None);
         let signal = operation(Method::POST, "/api/workflows/a%2Fb/signal/go%20on");
-        let object = signal
-            .map(|signal| signal.object(&Map::new()))
+        let object: Value = signal
+            .and_then(|signal| serde_json::from_str(&signal.object(&Map::new())).ok())
             .unwrap_or_default();
         assert_eq!(object["operation_name"], "go on");
         assert_eq!(object["workflow_id"], "a/b");

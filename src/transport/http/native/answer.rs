@@ -6,7 +6,7 @@ use std::task::{Context, Poll};
 use actix_web::body::{BodySize, BoxBody, MessageBody};
 use actix_web::http::StatusCode;
 use actix_web::http::header::{
-    ACCEPT_ENCODING, ALLOW, CONTENT_ENCODING, CONTENT_TYPE, RETRY_AFTER,
+    ACCEPT_ENCODING, ALLOW, CONTENT_ENCODING, CONTENT_TYPE, HeaderValue, RETRY_AFTER,
 };
 use actix_web::web::{Bytes, Data};
 use actix_web::{HttpRequest, HttpResponse, Responder};
@@ -52,6 +52,12 @@ impl Answer {
         }
     }
 
+    /// With its serialized fields changed.
+    pub fn with(mut self, change: impl FnOnce(&mut Vec<u8>)) -> Self {
+        change(&mut self.fields);
+        self
+    }
+
     /// With another status than 200.
     pub fn status(mut self, status: StatusCode) -> Self {
         self.status = status;
@@ -62,6 +68,14 @@ impl Answer {
     pub fn carrying(mut self, grant: Box<Grant>) -> Self {
         self.grant = Some(grant);
         self
+    }
+}
+
+/// Adds a field whose value is JSON already to a serialized object that has fields.
+pub fn add_raw(object: &mut Vec<u8>, name: &str, json: &str) {
+    object.pop();
+    for part in [",\"", name, "\":", json, "}"] {
+        object.extend_from_slice(part.as_bytes());
     }
 }
 
@@ -244,8 +258,8 @@ impl Responder for Native {
 
 fn builder(api: &Api, status: StatusCode) -> actix_web::HttpResponseBuilder {
     let mut response = HttpResponse::build(status);
-    response.insert_header((PROTOCOL_HEADER, api.advertised.to_string()));
-    response.insert_header((CONTENT_TYPE, "application/json"));
+    response.insert_header((PROTOCOL_HEADER, api.version_header.clone()));
+    response.insert_header((CONTENT_TYPE, HeaderValue::from_static("application/json")));
     response
 }
 

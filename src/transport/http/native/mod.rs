@@ -48,18 +48,22 @@ pub fn routes() -> scope::Scope<
         InitError = (),
     >,
 > {
+    // Routes are tried in this order, so the busy ones come first.
     scope::scope(PREFIX)
-        .service(workers::register_worker)
+        .service(workflow_tasks::poll_workflow_task)
+        .service(activity_tasks::poll_activity_task)
+        .service(workflow_tasks::complete_workflow_task)
+        .service(activity_tasks::complete_activity_task)
+        .service(activity_tasks::heartbeat_activity_task)
+        .service(workflow_tasks::heartbeat_workflow_task)
         .service(workers::heartbeat_worker)
+        .service(workers::register_worker)
         .service(registrations::deregister_worker)
         .service(registrations::deregister_registration)
         .service(sessions::create_worker_session)
         .service(sessions::heartbeat_worker_session)
         .service(sessions::close_worker_session)
-        .service(workflow_tasks::poll_workflow_task)
         .service(workflow_tasks::get_workflow_task_history_page)
-        .service(workflow_tasks::heartbeat_workflow_task)
-        .service(workflow_tasks::complete_workflow_task)
         .service(workflow_tasks::fail_workflow_task)
         .service(asks::poll_query_task)
         .service(asks::complete_query_task)
@@ -71,9 +75,6 @@ pub fn routes() -> scope::Scope<
         .service(cancellations::deliver_cancellation)
         .service(cancellations::get_activity_attempt_status)
         .service(cancellations::acknowledge_activity_cancellation)
-        .service(activity_tasks::poll_activity_task)
-        .service(activity_tasks::heartbeat_activity_task)
-        .service(activity_tasks::complete_activity_task)
         .service(activity_tasks::fail_activity_task)
         .map(|scope| scope.default_service(web::to(no_such_route)))
 }

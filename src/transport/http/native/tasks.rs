@@ -14,7 +14,7 @@ use crate::protocol::budget::Budget;
 use crate::protocol::capabilities::HISTORY_COMPRESSION_THRESHOLD;
 
 use super::super::compression::HistoryEncoding;
-use super::answer::Failure;
+use super::answer::{Failure, add_raw};
 use super::cancellations::request_object;
 use super::page_tokens;
 use super::sessions::affinity;
@@ -30,7 +30,7 @@ pub fn events(page: &str) -> Result<Box<RawValue>, Failure> {
 /// A page of history in the form that a worker takes.
 pub struct ShownHistory {
     /// The events as a JSON list; empty when they are compressed.
-    pub events: Box<RawValue>,
+    pub events: String,
     /// The same list compressed, in base64.
     pub compressed: Option<String>,
     /// How it is compressed.
@@ -38,27 +38,33 @@ pub struct ShownHistory {
 }
 
 impl ShownHistory {
-    /// A page; compressed when that is asked for and worth while.
-    ///
-    /// # Errors
-    /// The stored text is no JSON, which is a defect.
-    pub fn new(page: &Page, encoding: Option<HistoryEncoding>) -> Result<Self, Failure> {
-        let plain = events(&page.events)?;
+    /// A page; compressed when that is asked for and worth while. The stored bytes go to the worker as
+    /// they are.
+    pub fn new(page: &Page, encoding: Option<HistoryEncoding>) -> Self {
+        let plain = format!("[{}]", page.events);
         let compressed = encoding
             .filter(|_| page.count >= HISTORY_COMPRESSION_THRESHOLD.into())
-            .and_then(|encoding| Some((encoding.encode(plain.get())?, encoding.as_str())));
-        Ok(match compressed {
+            .and_then(|encoding| Some((encoding.encode(&plain)?, encoding.as_str())));
+        match compressed {
             None => Self {
                 events: plain,
                 compressed: None,
                 encoding: None,
             },
             Some((text, encoding)) => Self {
-                events: events("")?,
+                events: "[]".to_owned(),
                 compressed: Some(text),
                 encoding: Some(encoding),
             },
-        })
+        }
+    }
+
+    /// Adds the events to a serialized object, under both of their names.
+    pub fn add_to(&self, object: &mut Vec<u8>) {
+        object.reserve(2 * self.events.len() + 64);
+        for name in ["history_events", "history"] {
+            add_raw(object, name, &self.events);
+        }
     }
 }
 
@@ -107,8 +113,6 @@ struct WorkflowTask<'a> {
     payload_codec: &'static str,
     arguments: &'a Payload,
     run_status: &'static str,
-    history_events: &'a RawValue,
-    history: &'a RawValue,
     #[serde(skip_serializing_if = "Option::is_none")]
     history_events_compressed: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -268,7 +272,7 @@ pub fn workflow_claim(
 ) -> Result<Vec<u8>, Failure> {
     let state = &view.state;
     let begun = &state.begun;
-    let shown = ShownHistory::new(&view.page, encoding)?;
+    let shown = ShownHistory::new(&view.page, encoding);
     let resume = state
         .workflow_task
         .as_ref()
@@ -292,8 +296,6 @@ pub fn workflow_claim(
         payload_codec: "avro",
         arguments: &begun.input,
         run_status: status,
-        history_events: &shown.events,
-        history: &shown.events,
         history_events_compressed: shown.compressed.as_deref(),
         history_events_encoding: shown.encoding,
         next_history_page_token: view
@@ -310,7 +312,13 @@ pub fn workflow_claim(
         cancellation_request: state.cancellation.as_deref().map(request_object),
         resume,
     };
-    claim(&task, &view.lease)
+    let mut task = json_of(&task)?;
+    shown.add_to(&mut task);
+    claim_of(&task, &view.lease)
+}
+
+fn json_of<T: Serialize>(value: &T) -> Result<Vec<u8>, Failure> {
+    serde_json::to_vec(value).map_err(|error| Failure::from(Fault::from(error)))
 }
 
 /// The fields of a poll that got an activity task.
@@ -394,23 +402,32 @@ pub fn claim<T: Serialize>(
     task: &T,
     lease: &crate::matching::GrantedLease,
 ) -> Result<Vec<u8>, Failure> {
+    claim_of(&json_of(task)?, lease)
+}
+
+/// The same for a task that is a serialized object.
+fn claim_of(task: &[u8], lease: &crate::matching::GrantedLease) -> Result<Vec<u8>, Failure> {
     #[derive(Serialize)]
-    struct Claim<'a, T> {
-        task: &'a T,
+    struct Rest {
         poll_status: &'static str,
         lease: Lease,
         server_time: Timestamp,
     }
-    serde_json::to_vec(&Claim {
-        task,
+    let rest = json_of(&Rest {
         poll_status: "leased",
         lease: Lease {
             leased_at: lease.leased_at,
             lease_expires_at: lease.lease_expires_at,
         },
         server_time: lease.leased_at,
-    })
-    .map_err(|error| Failure::from(Fault::from(error)))
+    })?;
+    let head = br#"{"task":"#;
+    let mut claim = Vec::with_capacity(head.len() + task.len() + rest.len());
+    claim.extend_from_slice(head);
+    claim.extend_from_slice(task);
+    claim.push(b',');
+    claim.extend_from_slice(&rest[1..]);
+    Ok(claim)
 }
 
 /// The fields of a poll that got nothing: `poll_status`, and why.

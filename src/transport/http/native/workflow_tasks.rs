@@ -126,13 +126,11 @@ async fn history_page(
         .accept_history_encoding
         .as_deref()
         .and_then(HistoryEncoding::accepted);
-    let shown = tasks::ShownHistory::new(&page, encoding)?;
+    let shown = tasks::ShownHistory::new(&page, encoding);
     #[derive(serde::Serialize)]
     struct HistoryPage<'a> {
         task_id: &'a str,
         workflow_task_attempt: u32,
-        history_events: &'a serde_json::value::RawValue,
-        history: &'a serde_json::value::RawValue,
         #[serde(skip_serializing_if = "Option::is_none")]
         history_events_compressed: Option<&'a str>,
         #[serde(skip_serializing_if = "Option::is_none")]
@@ -142,11 +140,9 @@ async fn history_page(
         #[serde(flatten)]
         size: tasks::HistorySize,
     }
-    Answer::of(&HistoryPage {
+    let answer = Answer::of(&HistoryPage {
         task_id: task,
         workflow_task_attempt: attempt,
-        history_events: &shown.events,
-        history: &shown.events,
         history_events_compressed: shown.compressed.as_deref(),
         history_events_encoding: shown.encoding,
         next_history_page_token: page
@@ -154,7 +150,8 @@ async fn history_page(
             .map(|after| page_tokens::of_run(state.id, after)),
         last_history_sequence: seen,
         size: tasks::history_size(&state, seen),
-    })
+    })?;
+    Ok(answer.with(|fields| shown.add_to(fields)))
 }
 
 /// `TaskHeartbeatRequest` of a workflow task
