@@ -8,9 +8,10 @@ use serde_json::{Map, Value, json};
 
 use crate::domain::command::Failure as ActivityFailure;
 use crate::domain::event::Json;
-use crate::domain::ids::AttemptId;
+use crate::domain::ids::{AttemptId, TaskId};
 use crate::domain::routing::TaskKind;
 use crate::domain::run::{ActivityOutcome, Reply};
+use crate::domain::time::Timestamp;
 use crate::engine::{Heartbeat, Holder, Reported};
 use crate::payload::{Payload, PayloadError};
 use crate::protocol::reason::Reason;
@@ -258,7 +259,7 @@ async fn complete(
         leases::activity_refusal(refused, &holder, "completed")
             .with("operation", "complete_activity_task")
     })?;
-    Answer::of(&recorded(&holder, &reported))
+    recorded(&holder, &reported)
 }
 
 fn payload_problem(error: &PayloadError, holder: &Holder) -> Failure {
@@ -277,14 +278,43 @@ fn payload_problem(error: &PayloadError, holder: &Holder) -> Failure {
 }
 
 /// The answer to a report that was taken.
-fn recorded(holder: &Holder, reported: &Reported) -> Value {
+fn recorded(holder: &Holder, reported: &Reported) -> Result<Answer, Failure> {
+    #[derive(serde::Serialize)]
+    struct Recorded {
+        task_id: TaskId,
+        activity_attempt_id: String,
+        next_task_id: Option<String>,
+        reason: Option<Reason>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        outcome: Option<&'static str>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        recorded: Option<bool>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        duplicate: Option<bool>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        run_status: Option<&'static str>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        run_closed_reason: Option<&'static str>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        run_closed_at: Option<Timestamp>,
+    }
     let state = &reported.state;
-    let mut fields = json!({
-        "task_id": holder.task,
-        "activity_attempt_id": AttemptId { task: holder.task, attempt: reported.attempt }.to_string(),
-        "next_task_id": null,
-        "reason": null,
-    });
+    let attempt = AttemptId {
+        task: holder.task,
+        attempt: reported.attempt,
+    };
+    let mut fields = Recorded {
+        task_id: holder.task,
+        activity_attempt_id: attempt.to_string(),
+        next_task_id: None,
+        reason: None,
+        outcome: None,
+        recorded: None,
+        duplicate: None,
+        run_status: None,
+        run_closed_reason: None,
+        run_closed_at: None,
+    };
     match &reported.reply {
         Reply::Reported {
             report,
@@ -292,24 +322,23 @@ fn recorded(holder: &Holder, reported: &Reported) -> Value {
             duplicate,
             ..
         } => {
-            fields["outcome"] = report.outcome().into();
-            fields["recorded"] = true.into();
-            fields["duplicate"] = (*duplicate).into();
-            if let Some(next) = next {
-                fields["next_task_id"] = leases::task_ids(state.id, &[*next])[0].clone().into();
-            }
+            fields.outcome = Some(report.outcome());
+            fields.recorded = Some(true);
+            fields.duplicate = Some(*duplicate);
+            let next = next.map(|next| leases::task_ids(state.id, &[next]));
+            fields.next_task_id = next.and_then(|ids| ids.into_iter().next());
         }
         Reply::TooLate(close) => {
-            fields["outcome"] = "ignored".into();
-            fields["recorded"] = false.into();
-            fields["reason"] = Reason::RunClosed.as_str().into();
-            fields["run_status"] = state.status().as_str().into();
-            fields["run_closed_reason"] = close.reason.as_str().into();
-            fields["run_closed_at"] = close.at.to_string().into();
+            fields.outcome = Some("ignored");
+            fields.recorded = Some(false);
+            fields.reason = Some(Reason::RunClosed);
+            fields.run_status = Some(state.status().as_str());
+            fields.run_closed_reason = Some(close.reason.as_str());
+            fields.run_closed_at = Some(close.at);
         }
         _ => {}
     }
-    fields
+    Answer::of(&fields)
 }
 
 /// `TaskFailureRequest` of an activity task
@@ -424,5 +453,5 @@ async fn fail(
     let reported = reported.map_err(|refused| {
         leases::activity_refusal(refused, &holder, "failed").with("operation", "fail_activity_task")
     })?;
-    Answer::of(&recorded(&holder, &reported))
+    recorded(&holder, &reported)
 }

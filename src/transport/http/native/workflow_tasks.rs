@@ -8,6 +8,7 @@ use serde_json::json;
 use serde_json::value::RawValue;
 
 use crate::domain::command::Command;
+use crate::domain::ids::{RunId, TaskId};
 use crate::domain::routing::TaskKind;
 use crate::domain::run::{Keep, Reply, ReportKind, StreamReport, TaskFailure};
 use crate::engine::{Holder, Reported};
@@ -300,7 +301,7 @@ async fn complete(
         leases::workflow_refusal(refused, &holder, "completed")
             .with("operation", "complete_workflow_task")
     })?;
-    Answer::of(&recorded(&holder, &reported))
+    recorded(&holder, &reported)
 }
 
 /// What a completion asks for, after the checks of its fields and the gates of version and capability.
@@ -341,52 +342,65 @@ async fn check(
 }
 
 /// The answer to a report that was taken.
-fn recorded(holder: &Holder, reported: &Reported) -> serde_json::Value {
+fn recorded(holder: &Holder, reported: &Reported) -> Result<Answer, Failure> {
+    #[derive(serde::Serialize)]
+    struct Recorded {
+        task_id: TaskId,
+        workflow_task_attempt: u32,
+        run_id: RunId,
+        run_status: &'static str,
+        outcome: &'static str,
+        recorded: bool,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        duplicate: Option<bool>,
+        created_task_ids: Vec<String>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        next_task_id: Option<Option<String>>,
+        reason: Option<Reason>,
+    }
     let state = &reported.state;
-    let common = json!({
-        "task_id": holder.task,
-        "workflow_task_attempt": reported.attempt,
-        "run_id": state.id,
-        "run_status": state.status().as_str(),
-    });
-    let rest = match &reported.reply {
+    let mut fields = Recorded {
+        task_id: holder.task,
+        workflow_task_attempt: reported.attempt,
+        run_id: state.id,
+        run_status: state.status().as_str(),
+        outcome: "completed",
+        recorded: true,
+        duplicate: None,
+        created_task_ids: Vec::new(),
+        next_task_id: None,
+        reason: None,
+    };
+    match &reported.reply {
         Reply::Reported {
             report,
             created,
             next,
             duplicate,
-        } => json!({
-            "outcome": report.outcome(),
-            "recorded": true,
-            "duplicate": duplicate,
-            "created_task_ids": leases::task_ids(state.id, created),
-            "next_task_id": next.map(|no| leases::task_ids(state.id, &[no])),
-            "reason": null,
-        }),
+        } => {
+            let next = next.map(|no| leases::task_ids(state.id, &[no]));
+            fields.outcome = report.outcome();
+            fields.duplicate = Some(*duplicate);
+            fields.created_task_ids = leases::task_ids(state.id, created);
+            fields.next_task_id = Some(next.and_then(|ids| ids.into_iter().next()));
+            Answer::of(&fields)
+        }
         Reply::ClosedMeanwhile(close) => {
-            let mut fields = leases::closed(state, close);
-            fields["outcome"] = "ignored".into();
-            fields["recorded"] = false.into();
-            fields["created_task_ids"] = json!([]);
-            fields["reason"] = Reason::RunClosed.as_str().into();
-            fields
+            fields.outcome = "ignored";
+            fields.recorded = false;
+            fields.reason = Some(Reason::RunClosed);
+            let mut ignored = json!(fields);
+            if let (Some(ignored), serde_json::Value::Object(closed)) =
+                (ignored.as_object_mut(), leases::closed(state, close))
+            {
+                for (key, value) in closed {
+                    ignored.entry(key).or_insert(value);
+                }
+            }
+            Answer::of(&ignored)
         }
-        _ => {
-            json!({"outcome": "completed", "recorded": true, "created_task_ids": [], "reason": null})
-        }
-    };
-    let mut fields = common;
-    if let (Some(fields), serde_json::Value::Object(rest)) = (fields.as_object_mut(), rest) {
-        fields.extend(rest);
+        _ => Answer::of(&fields),
     }
-    if let Some(next) = fields
-        .get("next_task_id")
-        .and_then(|next| next.get(0))
-        .cloned()
-    {
-        fields["next_task_id"] = next;
-    }
-    fields
 }
 
 /// `TaskFailureRequest` of a workflow task
@@ -492,7 +506,7 @@ async fn fail(
     {
         tracing::warn!(task = %holder.task, kind = said.kind, reason = said.reason, "workflow task failed by its worker");
     }
-    Answer::of(&recorded(&holder, &reported))
+    recorded(&holder, &reported)
 }
 
 fn failure(said: &TaskFailureBody) -> TaskFailure {
