@@ -56,6 +56,8 @@ macro_rules! columns {
 columns! {
     NONE {
         item_run: &'a str, item_version: i64, item_pre: i32, item_need: i32,
+    }
+    FENCED {
         fence_ord: i32, fence_run: &'a str, fence_task: i32, fence_mode: i16, fence_owner: Option<&'a str>, fence_attempt: Option<i32>,
     }
     WORKFLOWS {
@@ -125,7 +127,9 @@ impl<'a> Columns<'a> {
         let requests = !self.request_ord.is_empty();
         let family =
             !self.moved_ord.is_empty() || !self.made_ord.is_empty() || !self.relays_ord.is_empty();
+        let fenced = !self.fence_ord.is_empty() || self.item_version.iter().any(|base| *base > 0);
         [
+            Parts::FENCED.if_any(fenced),
             Parts::WORKFLOWS.if_any(requests || !self.workflow_ord.is_empty()),
             Parts::REQUESTS.if_any(requests),
             Parts::CREATED.if_any(!self.created_ord.is_empty()),

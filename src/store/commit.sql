@@ -8,6 +8,7 @@
 with i as materialized (
     select run_id, version, pre, need, ord
     from unnest({items:text,bigint,int,int}) with ordinality as i(run_id, version, pre, need, ord)),
+--? fenced
 -- Fence 1: run headers. A row that changed while we waited is judged in its newest version.
 lr as materialized (
     select i.ord from i join workflow_runs r on r.run_id = i.run_id
@@ -30,10 +31,15 @@ lt as materialized (
           end
       and (select count(*) from lr) >= 0
     order by t.run_id, t.task_no for update of t),
+--.
 pre as materialized (
     select array_agg(n = 0 order by ord) as a from (
         select ord, sum(n) as n from (
-            select ord, -pre as n from i union all select ord, 1 from lr union all select ord, 1 from lt where mode < 4) u
+            select ord, -pre as n from i
+--? fenced
+            union all select ord, 1 from lr union all select ord, 1 from lt where mode < 4
+--.
+        ) u
         group by ord) z),
 -- Fence 3: keys. Last, because a claim is itself a write; so an item claims at most one.
 --? workflows
@@ -60,7 +66,10 @@ qi as (
 ok as materialized (
     select array_agg(n = 0 order by ord) as a, clock_timestamp() as now from (
         select ord, sum(n) as n from (
-            select ord, -need as n from i union all select ord, 1 from lr union all select ord, 1 from lt where mode < 4
+            select ord, -need as n from i
+--? fenced
+            union all select ord, 1 from lr union all select ord, 1 from lt where mode < 4
+--.
 --? workflows
             union all select w.ord, 1 from w where w.run_id in (select run_id from wi)
 --.

@@ -45,6 +45,7 @@ parts! {
     OPENED = 6: "opened", "Tasks open.";
     TOUCHED = 7: "touched", "Tasks become ready again, or change while they stay.";
     TIMERS = 8: "timers", "Timers are set or cancelled.";
+    FENCED = 9: "fenced", "Something that exists is written: a run, or a task.";
 }
 
 impl Parts {
@@ -165,6 +166,7 @@ mod tests {
         assert!(!least.contains("insert into tasks") && !least.contains("wi as"));
         assert!(least.contains("insert into history_batches"));
         let start = DOOR.form(Parts::WORKFLOWS.and(Parts::CREATED).and(Parts::OPENED));
+        assert!(!start.contains("for update") && !start.contains("for no key update"));
         assert!(start.contains("insert into tasks") && !start.contains("update tasks"));
         assert!(parameters(least) < parameters(start));
         assert!(parameters(start) < 80);

@@ -661,6 +661,7 @@ async fn the_door_is_planned_by_key_on_an_empty_database() {
         Parts::OPENED,
         Parts::TOUCHED,
         Parts::TIMERS,
+        Parts::FENCED,
     ] {
         assert_eq!(
             plan(&pinned, parts).await,
