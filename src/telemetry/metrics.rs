@@ -105,6 +105,14 @@ fn describe() {
         "Reads of a run's history because memory did not have it."
     );
     describe_counter!(
+        "dw_runs_removed_total",
+        "Closed runs removed because their retention was over."
+    );
+    describe_counter!(
+        "dw_history_rows_removed_total",
+        "Rows of history removed after their runs."
+    );
+    describe_counter!(
         "dw_relays_total",
         "Messages from one run to another, by kind and outcome of their delivery."
     );
