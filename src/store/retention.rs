@@ -21,6 +21,9 @@ pub const HISTORY_ROWS: i64 = 2_000;
 /// Bytes of history after which a statement removes no further row.
 pub const HISTORY_BYTES: i64 = 4 << 20;
 
+/// Days after which a longer retention makes no difference; the time before many more is not a date.
+const MAX_DAYS: i32 = 36_500;
+
 /// A run that began before the time of its namespace.
 #[derive(Clone, Copy, Debug)]
 pub struct Looked {
@@ -50,7 +53,7 @@ pub async fn look(
     // Both ends are ends of a range of the index of lists, which is walked backwards.
     let rows: Vec<Row> = sqlx::query_as(
         "with n as materialized (
-             select clock_timestamp() - retention_days * interval '24 hours' as before from namespaces where name = $1)
+             select clock_timestamp() - least(retention_days, $5) * interval '24 hours' as before from namespaces where name = $1)
          select r.started_at, r.run_id, r.next_event_id, coalesce(r.closed_at < n.before and not r.archived, false)
          from n cross join lateral (
              select started_at, run_id, next_event_id, closed_at, archived from workflow_runs
@@ -62,6 +65,7 @@ pub async fn look(
     .bind(started_at.to_chrono())
     .bind(run)
     .bind(limit)
+    .bind(MAX_DAYS)
     .fetch_all(pool)
     .await?;
     rows.into_iter()
@@ -106,7 +110,7 @@ pub async fn remove(pool: &PgPool, runs: &[RunId]) -> sqlx::Result<Removed> {
              select r.run_id, r.namespace, r.workflow_id, r.version
              from n cross join unnest($1::text[]) i(run_id)
              join workflow_runs r on r.run_id = i.run_id join namespaces s on s.name = r.namespace
-             where r.closed_at < n.now - s.retention_days * interval '24 hours' and not r.archived
+             where r.closed_at < n.now - least(s.retention_days, $3) * interval '24 hours' and not r.archived
                and not exists (select from relays l where l.run_id = r.run_id)
                and not exists (select from workflow_instances w join workflow_runs o
                        on o.namespace = w.namespace and o.workflow_id = w.workflow_id and o.run_id <> w.run_id
@@ -134,6 +138,7 @@ pub async fn remove(pool: &PgPool, runs: &[RunId]) -> sqlx::Result<Removed> {
     )
     .bind(ids)
     .bind(KEYS)
+    .bind(MAX_DAYS)
     .fetch_one(pool)
     .await?;
     let runs: sqlx::Result<_> = gone.iter().map(|run| run_id(run)).collect();

@@ -1,7 +1,13 @@
 //! Retention: what is removed with a run and when, what is kept, and how much one statement takes.
 
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use leasehold::domain::decision::Decision;
 use leasehold::domain::ids::RunId;
 use leasehold::domain::run::{CloseRequest, Input, ObservedLease, RunState};
+use leasehold::store::commit::Outcome;
 use leasehold::store::retention::{self, HISTORY_ROWS, KEYS, RUNS, RemovedHistory};
 use leasehold::store::{PoolSizes, Store, load};
 use sqlx::PgConnection;
@@ -19,7 +25,7 @@ fn nobody_holds_it() -> CloseRequest {
 async fn after(door: &mut PgConnection, state: &RunState, input: Input) -> RunState {
     let mut decision = decided(state, input);
     assert_committed(put_one(door, &mut decision).await);
-    std::sync::Arc::unwrap_or_clone(decision.write.next)
+    Arc::unwrap_or_clone(decision.write.next)
 }
 
 /// A run that took a signal with a key.
@@ -136,6 +142,12 @@ async fn a_run_goes_with_all_its_rows_when_its_time_is_over() {
     assert_eq!(remove(&bench.store, &[run.id]).await, []);
     assert_eq!(tables_with(&mut door, run.id).await, before);
     age(&mut door, run.id, 1).await;
+    // For ever is a time as well.
+    let days = "update namespaces set retention_days =";
+    execute(&mut door, &format!("{days} {}", i32::MAX)).await;
+    assert_eq!(due(&bench.store).await, []);
+    assert_eq!(remove(&bench.store, &[run.id]).await, []);
+    execute(&mut door, &format!("{days} 30")).await;
     assert_eq!(due(&bench.store).await, [run.id]);
     assert_eq!(remove(&bench.store, &[run.id]).await, [run.id]);
     assert_eq!(
@@ -214,7 +226,7 @@ async fn the_workflow_id_goes_with_the_last_run_of_its_chain() {
     let first = bench.begun(&mut door, "wf", "w").await;
     let mut continued = complete(&first, "w", vec![continue_as_new()]);
     assert_committed(put_one(&mut door, &mut continued).await);
-    let second = std::sync::Arc::clone(&continued.created[0].next);
+    let second = Arc::clone(&continued.created[0].next);
     let (namespace, workflow) = ("default".into(), "wf".into());
     let reads = &bench.store.reads;
     for run in [first.id, second.id] {
@@ -354,5 +366,130 @@ async fn many_request_keys_go_in_parts_before_their_run() {
     gone.sort_unstable();
     assert_eq!(gone, runs);
     assert_eq!(number(&mut admin, count).await, 0);
+    bench.end().await;
+}
+
+/// What happens to workflows until their time is over, which is at once.
+struct Life {
+    started: BTreeSet<RunId>,
+    refused: usize,
+    archived: BTreeSet<RunId>,
+}
+
+async fn put_all(door: &mut PgConnection, decisions: &mut [Decision]) -> Vec<Outcome> {
+    put(door, decisions.iter_mut().collect()).await
+}
+
+/// Starts, signals and ends workflows in batches. Most of their ids are other callers' as well; some
+/// workflows are archived, unless they are removed before.
+async fn live(mut door: PgConnection, caller: u64) -> Life {
+    const ROUNDS: u64 = 150;
+    let mut dice = Dice(caller);
+    let mut life = Life {
+        started: BTreeSet::new(),
+        refused: 0,
+        archived: BTreeSet::new(),
+    };
+    for round in 0..ROUNDS {
+        let own = format!("own-{caller}-{round}");
+        let mut names: Vec<String> = (0..3).map(|_| format!("id-{}", dice.below(8))).collect();
+        names.push(own);
+        let mut starts: Vec<Decision> = names.iter().map(|name| started(name)).collect();
+        let outcomes = put_all(&mut door, &mut starts).await;
+        let mut states: Vec<Arc<RunState>> = Vec::new();
+        for (start, outcome) in starts.iter().zip(outcomes) {
+            match outcome {
+                Outcome::Committed(_) => states.push(Arc::clone(&start.write.next)),
+                Outcome::Refused => life.refused += 1,
+                other => panic!("{other:?}"),
+            }
+        }
+        life.started.extend(states.iter().map(|state| state.id));
+        // An id that is free has no keys, and nobody but its caller writes a run.
+        for input in [
+            signal("go", Some("key")),
+            Input::Terminate(nobody_holds_it()),
+        ] {
+            let mut decisions: Vec<Decision> = states
+                .iter()
+                .map(|state| decided(state, input.clone()))
+                .collect();
+            for outcome in put_all(&mut door, &mut decisions).await {
+                assert_committed(outcome);
+            }
+            states = decisions
+                .iter()
+                .map(|decision| Arc::clone(&decision.write.next))
+                .collect();
+        }
+        let last = states.last().unwrap();
+        let mut archived = decided(last, Input::Archive(nobody_holds_it()));
+        match put_one(&mut door, &mut archived).await {
+            Outcome::Committed(_) => {
+                life.archived.insert(last.id);
+            }
+            Outcome::Refused => {}
+            other => panic!("{other:?}"),
+        }
+    }
+    life
+}
+
+/// Rule: retention disturbs nobody: workflow ids are used again while their former runs are removed by
+/// two nodes, nothing fails for it, and a run is either archived or removed, once.
+#[tokio::test(flavor = "multi_thread")]
+async fn ids_are_used_again_while_their_runs_are_removed() {
+    let bench = Bench::new().await;
+    let mut admin = bench.db.connect().await;
+    execute(&mut admin, "update namespaces set retention_days = 0").await;
+    let over = Arc::new(AtomicBool::new(false));
+    let nodes: Vec<_> = (0..2)
+        .map(|_| {
+            let over = Arc::clone(&over);
+            let store = Store::new(bench.db.options.clone(), PoolSizes { reads: 1, hot: 1 });
+            tokio::spawn(async move {
+                let mut removed = Vec::new();
+                while !over.load(Ordering::SeqCst) {
+                    removed.extend(empty(&store).await.0);
+                }
+                store.close().await;
+                removed
+            })
+        })
+        .collect();
+    let mut callers = Vec::new();
+    for caller in 0..3 {
+        callers.push(tokio::spawn(live(bench.door().await, caller)));
+    }
+    let (mut started, mut archived, mut refused) = (BTreeSet::new(), BTreeSet::new(), 0);
+    for caller in callers {
+        let life = caller.await.unwrap();
+        started.extend(life.started);
+        archived.extend(life.archived);
+        refused += life.refused;
+    }
+    over.store(true, Ordering::SeqCst);
+    let mut removed = Vec::new();
+    for node in nodes {
+        removed.extend(node.await.unwrap());
+    }
+    removed.extend(empty(&bench.store).await.0);
+    println!(
+        "retention: {} started, {refused} refused, {} archived",
+        started.len(),
+        archived.len()
+    );
+    let once: BTreeSet<RunId> = removed.iter().copied().collect();
+    assert_eq!(once.len(), removed.len());
+    assert_eq!(&once | &archived, started);
+    assert!(once.is_disjoint(&archived));
+    for run in &archived {
+        check_run(&bench, &mut admin, *run).await.unwrap();
+    }
+    for table in ["workflow_runs", "workflow_instances", "request_receipts"] {
+        let rows = number(&mut admin, &format!("select count(*) from {table}")).await;
+        assert_eq!(rows, i64::try_from(archived.len()).unwrap(), "{table}");
+    }
+    assert!(refused > 0 && !archived.is_empty() && started.len() > archived.len() + 8);
     bench.end().await;
 }
