@@ -95,10 +95,6 @@ fn describe() {
         "dw_tasks_given_up_total",
         "Tasks that were handed out too often without a report."
     );
-    describe_counter!(
-        "dw_sticky_cache_total",
-        "What workers said of their caches of runs, by outcome."
-    );
     describe_counter!("dw_timers_fired_total", "Timer rows that came due.");
     describe_counter!(
         "dw_run_loads_total",
@@ -119,9 +115,5 @@ fn describe() {
     describe_counter!(
         "dw_replay_checks_total",
         "Written runs compared with their stored history, by outcome; only with checks.replay."
-    );
-    describe_counter!(
-        "dw_sticky_cache_total",
-        "What became of runs that workers keep in memory, as they say it, by outcome."
     );
 }
