@@ -139,6 +139,7 @@ fn engine_settings(settings: &Settings, server_id: &str) -> engine::Settings {
         workflow_limits: task_limits(&settings.admission.workflow_tasks),
         activity_limits: task_limits(&settings.admission.activity_tasks),
         check_replays: settings.checks.replay,
+        retention_interval_seconds: settings.retention.interval_seconds,
         query_timeout_ms: settings.queries.timeout_seconds * 1_000,
         lanes: usize::try_from(settings.database.commit_lanes).unwrap_or(1),
         commit_batch: usize::try_from(settings.database.commit_batch).unwrap_or(1),

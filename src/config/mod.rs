@@ -46,6 +46,8 @@ pub struct Settings {
     pub queries: Queries,
     /// History pages.
     pub history: History,
+    /// Retention of closed runs.
+    pub retention: Retention,
     /// Requests.
     pub http: Http,
     /// Stopping.
@@ -151,6 +153,14 @@ pub struct History {
     pub page_size_max: u32,
 }
 
+/// Retention of closed runs.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Retention {
+    /// Seconds between two looks for runs whose time is over; 0 for a node that removes none.
+    pub interval_seconds: u64,
+}
+
 /// Requests.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -217,6 +227,9 @@ impl Default for Settings {
             history: History {
                 page_size_default: 500,
                 page_size_max: 1_000,
+            },
+            retention: Retention {
+                interval_seconds: 60,
             },
             http: Http {
                 max_body_bytes: 3 << 20,

@@ -167,6 +167,25 @@ impl Cache {
         }
     }
 
+    /// A run that is gone is remembered no more.
+    pub fn remove(&self, run: RunId) {
+        let slot = lock(&self.slots).remove(&run);
+        if let Some(kept) = slot.and_then(|slot| lock(&slot.cached).take()) {
+            self.let_go(kept.bytes);
+        }
+    }
+
+    /// Drops the runs that are remembered in such a state.
+    pub fn forget_where(&self, is_useless: impl Fn(&RunState) -> bool) {
+        let mut bytes = 0;
+        lock(&self.slots).retain(|_, slot| {
+            let useless = lock(&slot.cached).take_if(|kept| is_useless(&kept.cached.state));
+            bytes += useless.as_ref().map_or(0, |kept| kept.bytes);
+            useless.is_none()
+        });
+        self.let_go(bytes);
+    }
+
     /// Bytes are remembered no more. The sum may be off for a moment while an eviction counts anew.
     fn let_go(&self, bytes: usize) {
         let _ = self
@@ -218,7 +237,8 @@ pub(super) async fn recent(core: &Core, run: RunId) -> Result<Option<Cached>, Fa
     }
 }
 
-/// The run at `version` at least; an older memory is caught up from the database.
+/// The run at `version` at least; an older memory is caught up from the database. None when it is removed
+/// meanwhile: what is left of a history then is not the run.
 pub(super) async fn at_least(
     core: &Core,
     run: RunId,
@@ -228,7 +248,17 @@ pub(super) async fn at_least(
     let known = slot.known();
     match known {
         Some(cached) if cached.state.version >= version => Ok(Some(cached)),
-        _ => refresh(core, &slot).await,
+        _ => {
+            let found = refresh(core, &slot).await?;
+            if found
+                .as_ref()
+                .is_some_and(|found| found.state.version < version)
+            {
+                core.cache.remove(run);
+                return Ok(None);
+            }
+            Ok(found)
+        }
     }
 }
 

@@ -25,6 +25,7 @@ mod relays;
 mod renewals;
 mod replays;
 mod reports;
+mod retention;
 mod rollouts;
 mod runs;
 mod session_claims;
@@ -50,6 +51,7 @@ pub use inputs::{InputCommand, UpdateOutcome};
 pub use polls::{ActivityTaskView, Page, PollRefused, PollRequest, Polled, WorkflowTaskView};
 pub use reads::{Export, NotFound, ReadError, RunView};
 pub use reports::{Heartbeat, Holder, RenewedLease, ReportRefused, Reported, SessionBeat};
+pub use retention::{RetentionStep, Walk};
 pub use rollouts::{BuildView, RolloutError, RolloutStep};
 pub use runs::Applied;
 pub use sessions::{SessionError, SessionView};
@@ -95,6 +97,8 @@ pub struct Settings {
     pub query_timeout_ms: u64,
     /// Compare every written run with its stored history; costs a read of the history per write.
     pub check_replays: bool,
+    /// Seconds between two looks for closed runs whose time is over; 0 for never.
+    pub retention_interval_seconds: u64,
     /// Commit lanes.
     pub lanes: usize,
     /// Decisions that one commit writes at most.
@@ -114,6 +118,7 @@ impl Default for Settings {
             activity_limits: Limits::default(),
             query_timeout_ms: 30_000,
             check_replays: false,
+            retention_interval_seconds: 60,
             lanes: 2,
             commit_batch: crate::store::commit::MAX_BATCH,
             node: "node".to_owned(),

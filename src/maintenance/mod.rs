@@ -2,12 +2,12 @@
 //! at once; a pass that fails is tried again by the next one.
 
 use std::future::Future;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use crate::engine::{Engine, Fault, Swept};
+use crate::engine::{Engine, Fault, Swept, Walk};
 use crate::store::notify::{Ear, Heard};
 
 /// Longest pause between two looks at timers; this node's own are known to the millisecond.
@@ -23,6 +23,13 @@ const ASK_PAUSE: Duration = Duration::from_secs(10);
 /// Pause between two looks at the fleet: ready tasks that nobody may take, decisions about builds, and
 /// what nodes tell each other about queues.
 const FLEET_PAUSE: Duration = Duration::from_secs(5);
+/// Pause between two looks for runs in memory whose retention is over.
+const FORGET_PAUSE: Duration = Duration::from_secs(30);
+/// Retention rests so many times as long as its last step took: it has a fifth of one connection at
+/// most, and less of a database that is busy.
+const RETENTION_REST: u32 = 4;
+/// Shortest rest between two steps of retention.
+const RETENTION_REST_MIN: Duration = Duration::from_millis(20);
 /// How often queues are looked through for those whose slow re-check is due.
 const RECHECK_TICK: Duration = Duration::from_millis(250);
 /// Hints that are gathered into one notification.
@@ -53,6 +60,10 @@ pub fn start(engine: &Engine, shutdown: &Shutdown) -> JoinSet<()> {
     start("relays", Box::pin(relays(of())));
     start("asks", Box::pin(asks(of())));
     start("fleet", Box::pin(fleet(of())));
+    start("forget", Box::pin(forget(of())));
+    if engine.settings().retention_interval_seconds > 0 {
+        start("retention", Box::pin(retention(of())));
+    }
     start("wakes", Box::pin(wakes(of())));
     start("recheck", Box::pin(recheck(of())));
     start("hints", Box::pin(hints(of())));
@@ -120,6 +131,37 @@ async fn fleet(engine: Engine) {
         let _ = engine.refresh_rollouts().await;
         let _ = engine.tell_flows().await;
         tokio::time::sleep(FLEET_PAUSE).await;
+    }
+}
+
+async fn forget(engine: Engine) {
+    loop {
+        tokio::time::sleep(FORGET_PAUSE).await;
+        // A failed pass is tried again after the same pause.
+        let _ = engine.forget_expired().await;
+    }
+}
+
+/// Removes runs whose time is over, step by step until none is left, and looks again after a while.
+async fn retention(engine: Engine) {
+    let interval = Duration::from_secs(engine.settings().retention_interval_seconds);
+    let mut walk = Walk::default();
+    loop {
+        tokio::time::sleep(interval).await;
+        loop {
+            let begun = Instant::now();
+            match engine.remove_expired(&mut walk).await {
+                Ok(step) if step.more => {
+                    let rest = begun.elapsed() * RETENTION_REST;
+                    tokio::time::sleep(rest.max(RETENTION_REST_MIN)).await;
+                }
+                Ok(_) => break,
+                Err(fault) => {
+                    tracing::warn!(error = %fault, "closed runs could not be removed");
+                    break;
+                }
+            }
+        }
     }
 }
 

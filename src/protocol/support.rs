@@ -12,6 +12,7 @@ const BUILD: &[Feature] = &[
     Feature::ChildWorkflows,
     Feature::SearchAttributeUpserts,
     Feature::HistoryExport,
+    Feature::HistoryRetention,
     Feature::ActivityRetryPolicy,
     Feature::ActivityTimeouts,
     Feature::NonRetryableFailures,

@@ -24,6 +24,7 @@ mod packed;
 pub mod pool;
 pub mod receipts;
 pub mod relays;
+pub mod retention;
 pub mod rollouts;
 pub mod sessions;
 pub mod timers;

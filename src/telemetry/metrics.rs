@@ -95,14 +95,18 @@ fn describe() {
         "dw_tasks_given_up_total",
         "Tasks that were handed out too often without a report."
     );
-    describe_counter!(
-        "dw_sticky_cache_total",
-        "What workers said of their caches of runs, by outcome."
-    );
     describe_counter!("dw_timers_fired_total", "Timer rows that came due.");
     describe_counter!(
         "dw_run_loads_total",
         "Reads of a run's history because memory did not have it."
+    );
+    describe_counter!(
+        "dw_runs_removed_total",
+        "Closed runs removed because their retention was over."
+    );
+    describe_counter!(
+        "dw_history_rows_removed_total",
+        "Rows of history removed after their runs."
     );
     describe_counter!(
         "dw_relays_total",
@@ -111,9 +115,5 @@ fn describe() {
     describe_counter!(
         "dw_replay_checks_total",
         "Written runs compared with their stored history, by outcome; only with checks.replay."
-    );
-    describe_counter!(
-        "dw_sticky_cache_total",
-        "What became of runs that workers keep in memory, as they say it, by outcome."
     );
 }

@@ -325,7 +325,7 @@ fn every_metric_is_described_recorded_and_explained() {
                 continue;
             }
             if source.path == "src/telemetry/metrics.rs" {
-                described.insert(name.clone());
+                assert!(described.insert(name.clone()), "{name} is described twice");
             } else {
                 recorded.insert(name.clone());
             }

@@ -34,6 +34,7 @@ mod races;
 mod registration;
 mod repeats;
 mod restart;
+mod retention;
 mod sessions;
 mod sticky;
 mod support;

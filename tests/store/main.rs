@@ -23,6 +23,7 @@ mod lost;
 mod mutants;
 mod plans;
 mod proxy;
+mod retention;
 mod routing;
 #[allow(
     dead_code,

@@ -12,14 +12,14 @@ use leasehold::store::lease::{self, Lost, Renewal, Which};
 use leasehold::store::pool::PgPool;
 use leasehold::store::sessions::{self, Seekers};
 use leasehold::store::{
-    PoolSizes, Store, claim, dispatch, given, history, load, receipts, timers, waiting,
+    PoolSizes, Store, claim, dispatch, given, history, load, receipts, retention, timers, waiting,
 };
 use sqlx::{AssertSqlSafe, PgConnection};
 
 use crate::kit::*;
 
 /// Tables that grow with the work that has been done or waits.
-const GROWING: [&str; 7] = [
+const GROWING: [&str; 9] = [
     "workflow_runs",
     "workflow_instances",
     "history_batches",
@@ -27,6 +27,8 @@ const GROWING: [&str; 7] = [
     "timers",
     "request_receipts",
     "worker_sessions",
+    "relays",
+    "removed_runs",
 ];
 
 /// What the statements of one session have cost since the last look.
@@ -756,5 +758,88 @@ async fn large_batches_are_read_up_to_a_number_of_bytes() {
     assert!(page.len() < history::PAGE_BYTES);
     let (_, count) = history::range(reads, run, 9, 10).await.unwrap();
     assert_eq!(count, 2);
+    bench.end().await;
+}
+
+/// Closed runs `from..=to`, every other one archived, each with a key and five batches of history.
+async fn closed_runs(admin: &mut PgConnection, from: u32, to: u32) {
+    for statement in [
+        "insert into workflow_runs (run_id, namespace, workflow_id, run_number, workflow_type, queue, version,
+             next_event_id, status, started_at, last_progress_at, closed_at, archived, memo, search_attributes)
+         select lpad(n::text, 26, '0'), 'default', 'wf' || n, 1, 'greet', 'q', 5, 11, 4,
+             clock_timestamp() - interval '2000 h' + n * interval '1 s', clock_timestamp(),
+             clock_timestamp() - interval '800 h', n % 2 = 0, '{}', '{}'",
+        "insert into workflow_instances select 'default', 'wf' || n, lpad(n::text, 26, '0'), 1",
+        "insert into request_receipts select 'default', 'wf' || n, 'signal', 'key', lpad(n::text, 26, '0'), 1, 'go', 7, '',
+             null, clock_timestamp()",
+        "insert into history_batches select lpad(n::text, 26, '0'), 2 * v, v, 2, convert_to(repeat('x', 300), 'UTF8'),
+             '\\x00', clock_timestamp() from generate_series(1, 5) v,",
+    ] {
+        let rows = format!("generate_series({from}, {to}) n");
+        let from = if statement.ends_with(',') { "" } else { "from" };
+        execute(admin, &format!("{statement} {from} {rows}")).await;
+    }
+    execute(admin, "select pg_stat_force_next_flush()").await;
+}
+
+/// Rule: what is due is found and removed by key: a table eight times as large costs no more than the
+/// levels that its indexes have grown by, wherever the walk stands.
+#[tokio::test(flavor = "multi_thread")]
+async fn retention_costs_as_much_in_a_large_table() {
+    const SMALL: u32 = 8_000;
+    const LARGE: u32 = 64_000;
+    let bench = Bench::new().await;
+    let mut admin = bench.db.connect().await;
+    no_background_work(&mut admin).await;
+    let (store, door) = single(&bench).await;
+    let hot = &store.hot;
+    let namespace = "default".into();
+    closed_runs(&mut admin, 1, SMALL).await;
+    let mut meter = Meter { admin };
+    let mut small: Vec<(&str, Cost)> = Vec::new();
+    for size in [SMALL, LARGE] {
+        if size == LARGE {
+            closed_runs(&mut meter.admin, SMALL + 1, LARGE).await;
+        }
+        let look = retention::look(hot, &namespace, None, 1_000);
+        let (first, look) = meter.cost(hot, look).await;
+        let first = first.unwrap();
+        assert_eq!(first.len(), 1_000);
+        let mut middle = first[999].place;
+        middle.run = format!("{:0>26}", size / 2).parse().unwrap();
+        middle.started_at = middle.started_at.plus_seconds(u64::from(size / 2) - 1_000);
+        let later = retention::look(hot, &namespace, Some(middle), 1_000);
+        let (later_runs, later) = meter.cost(hot, later).await;
+        assert_eq!(later_runs.unwrap().len(), 1_000);
+        let due: Vec<RunId> = first
+            .iter()
+            .filter(|run| run.is_due)
+            .map(|run| run.place.run)
+            .take(100)
+            .collect();
+        let (removed, remove) = meter.cost(hot, retention::remove(hot, &due)).await;
+        assert_eq!(removed.unwrap().runs.len(), 100);
+        let (rows, history) = meter.cost(hot, retention::remove_history(hot, 0)).await;
+        assert_eq!(rows.unwrap().rows, 500);
+        let costs = [
+            ("look", look),
+            ("look later", later),
+            ("remove", remove),
+            ("remove history", history),
+        ];
+        println!("plans, retention, {size} runs: {costs:?}");
+        assert_no_scans(&costs);
+        for ((name, before), (_, cost)) in small.iter().zip(&costs) {
+            assert!(
+                cost.pages <= 2 * before.pages,
+                "{name} reads {} pages of a large table and {} of a small one",
+                cost.pages,
+                before.pages
+            );
+        }
+        small.extend(costs);
+    }
+    store.close().await;
+    door.close().await;
     bench.end().await;
 }

@@ -78,6 +78,9 @@ impl Api {
         if !settings.http.compression {
             supported = supported.without(Feature::ResponseCompression);
         }
+        if settings.retention.interval_seconds == 0 {
+            supported = supported.without(Feature::HistoryRetention);
+        }
         let timing = timing(&settings);
         let capabilities = server_capabilities(&advertised, &supported, &timing);
         let envelope = EnvelopeBytes::new(&advertised, &capabilities);

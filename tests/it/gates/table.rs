@@ -241,7 +241,7 @@ pub fn row(feature: Feature) -> Row {
                 told("/capabilities/history_export"),
             ],
         ),
-        Feature::HistoryRetention => unbuilt(0, vec![told("/capabilities/history_retention")]),
+        Feature::HistoryRetention => built(0, vec![told("/capabilities/history_retention")]),
         Feature::ActivityRetryPolicy => built(
             0,
             vec![
