@@ -75,6 +75,11 @@ use crate::matching::{GrantedLease, QueueKey, Registry, Releases, Wakes};
 use crate::store::lane::Lanes;
 use crate::store::{Store, lease, namespaces};
 
+/// Polls that one claim serves at most.
+pub const MAX_CLAIM_BATCH: usize = 128;
+/// Renewals in one statement at most.
+pub const MAX_HEARTBEAT_BATCH: usize = 256;
+
 /// What an operator may set.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -98,6 +103,12 @@ pub struct Settings {
     pub lanes: usize,
     /// Decisions that one commit writes at most.
     pub commit_batch: usize,
+    /// Polls that one claim serves at most.
+    pub claim_batch: usize,
+    /// Renewals that one statement writes at most.
+    pub heartbeat_batch: usize,
+    /// Commits give the tasks that they open to polls that wait.
+    pub hand_off: bool,
     /// Name of this node.
     pub node: String,
 }
@@ -115,8 +126,20 @@ impl Default for Settings {
             check_replays: false,
             lanes: 2,
             commit_batch: crate::store::commit::MAX_BATCH,
+            claim_batch: MAX_CLAIM_BATCH,
+            heartbeat_batch: MAX_HEARTBEAT_BATCH,
+            hand_off: true,
             node: "node".to_owned(),
         }
+    }
+}
+
+impl Settings {
+    /// The same with batches that can be: with 0 nobody would be served.
+    fn within_bounds(mut self) -> Self {
+        self.claim_batch = self.claim_batch.clamp(1, MAX_CLAIM_BATCH);
+        self.heartbeat_batch = self.heartbeat_batch.clamp(1, MAX_HEARTBEAT_BATCH);
+        self
     }
 }
 
@@ -163,6 +186,7 @@ impl Engine {
     /// # Errors
     /// The database cannot be reached.
     pub async fn start(store: Store, settings: Settings) -> Result<Self, Fault> {
+        let settings = settings.within_bounds();
         let now = crate::store::now(&store.reads).await?;
         let (starts, pending_starts) = starts::Starts::new();
         let (releases, dropped) = Releases::new();
@@ -170,7 +194,7 @@ impl Engine {
         let (replays, to_compare) = replays::Replays::new(settings.check_replays);
         let names = namespaces::names(&store.reads).await?;
         let lanes = Lanes::start(&store, settings.lanes, settings.commit_batch);
-        let renewals = renewals::Renewals::start(store.clone());
+        let renewals = renewals::Renewals::start(store.clone(), settings.heartbeat_batch);
         let core = Arc::new_cyclic(|me| Core {
             me: Weak::clone(me),
             runtime: Handle::current(),

@@ -35,6 +35,7 @@ mod registration;
 mod repeats;
 mod restart;
 mod sessions;
+mod steps;
 mod sticky;
 mod support;
 mod workflow_tasks;
