@@ -28,11 +28,17 @@ pub fn whole(count: usize) -> usize {
     count.max(1).div_ceil(of_a_run) * of_a_run
 }
 
-/// Puts `count` activities, in whole runs, into a queue and leaves nobody there.
-pub async fn fill(bench: &mut Bench, count: usize, queue: &str) -> Result<Crew, String> {
+/// Puts `count` activities, in whole runs of a shape that schedules so many, into a queue and leaves
+/// nobody there.
+pub async fn fill(
+    bench: &mut Bench,
+    count: usize,
+    queue: &str,
+    shape: fn(usize) -> Shape,
+) -> Result<Crew, String> {
     let of_a_run = OF_A_RUN.min(count.max(1));
     let runs = whole(count) / of_a_run;
-    let mut plan = bench.plan(Shape::Wide(of_a_run), SCHEDULERS);
+    let mut plan = bench.plan(shape(of_a_run), SCHEDULERS);
     plan.pace = Pace::Open(SCHEDULERS.min(runs));
     plan.limit = runs as u64;
     plan.leave_open = true;
@@ -87,7 +93,7 @@ pub async fn drain(
     queue: &str,
 ) -> Result<Round, String> {
     let count = whole(count);
-    let mut crew = fill(bench, count, queue).await?;
+    let mut crew = fill(bench, count, queue, Shape::Wide).await?;
     let before = bench.meter.look().await?;
     crew.open_window();
     let began = Instant::now();
@@ -126,7 +132,7 @@ pub async fn neighbour(bench: &mut Bench) -> Result<(), String> {
     let count = bench.options.count(100_000, 500);
     let alone = quiet(bench, "alone").await?;
     let queue = format!("{}-flood", bench.options.queue);
-    let mut flood = fill(bench, count, &queue).await?;
+    let mut flood = fill(bench, count, &queue, Shape::Wide).await?;
     flood.work(0, POLLERS, 0);
     let beside = quiet(bench, "beside").await?;
     let left = (count as u64).saturating_sub(flood.shared.activities.load(Relaxed));

@@ -12,6 +12,7 @@ use crate::api::{self, ActivityTask, Refused};
 use crate::bench::{Bench, Round};
 use crate::crew::{Shared, worker};
 use crate::http::{Connection, Plane};
+use crate::shape::Shape;
 
 use super::backlog::{SCHEDULERS, fill, whole};
 
@@ -28,7 +29,10 @@ struct Attempt {
     task: String,
     attempt: String,
     path: String,
-    body: String,
+    /// Who heartbeats, the beginning of each body.
+    holder: String,
+    /// Heartbeats that were answered.
+    heard: u64,
     /// Path and body of its completion.
     completion: (String, String),
     /// End of its lease, as the last answer said.
@@ -53,10 +57,11 @@ impl Attempt {
             task: id.to_owned(),
             attempt: attempt.to_owned(),
             path: format!("/api/worker/activity-tasks/{id}/heartbeat"),
-            body: format!(
-                r#"{{"lease_owner":"{}","activity_attempt_id":"{attempt}"}}"#,
+            holder: format!(
+                r#""lease_owner":"{}","activity_attempt_id":"{attempt}""#,
                 task.lease_owner
             ),
+            heard: 0,
             completion: api::complete_activity(task),
             renewed: String::new(),
         }
@@ -75,6 +80,7 @@ impl Attempt {
             Some(end) if *end > *self.renewed => end.clone_into(&mut self.renewed),
             _ => return Err("the lease was not renewed".to_owned()),
         }
+        self.heard += 1;
         Ok(())
     }
 }
@@ -165,8 +171,9 @@ async fn beat(
     attempt: &mut Attempt,
     shared: &Shared,
 ) -> Result<(), Refused> {
-    let (path, body) = (&attempt.path, &attempt.body);
-    let answer = api::call(connection, HEARTBEAT, Plane::Worker, "POST", path, body).await?;
+    let path = &attempt.path;
+    let body = format!(r#"{{{},"current":{}}}"#, attempt.holder, attempt.heard + 1);
+    let answer = api::call(connection, HEARTBEAT, Plane::Worker, "POST", path, &body).await?;
     let heard: Heard<'_> = api::read(HEARTBEAT, &answer)?;
     attempt
         .hears(&heard)
@@ -206,7 +213,7 @@ pub async fn hold(
     queue: &str,
 ) -> Result<Round, String> {
     let count = whole(count);
-    let mut crew = fill(bench, count, queue).await?;
+    let mut crew = fill(bench, count, queue, Shape::Beating).await?;
     let shared = Arc::clone(&crew.shared);
     let connections = bench.options.act_pollers.unwrap_or(CONNECTIONS);
     let connections = connections.clamp(1, count);
@@ -232,14 +239,15 @@ pub async fn hold(
     let holders = all(tasks).await?;
 
     let silent = holders.iter().flat_map(|holder| &holder.attempts);
-    let silent = silent.filter(|attempt| attempt.renewed.is_empty()).count();
+    let silent = silent.filter(|attempt| attempt.heard == 0).count();
     round.must(silent == 0, || format!("{silent} attempts never heartbeat"));
     let mut tasks = JoinSet::new();
     for holder in holders {
         tasks.spawn(holder.complete(Arc::clone(&shared)));
     }
     all(tasks).await?;
-    // The runs are told to end, and their histories are read: each activity was started and completed once.
+    // The runs are told to end, and their histories are read: each activity has its last heartbeat there,
+    // and is completed once.
     crew.work(SCHEDULERS, 0, 0);
     bench.finish(&mut round, crew).await;
     let reported = shared.activities.load(Relaxed);
@@ -338,5 +346,6 @@ mod tests {
             assert!(attempt.hears(heard).is_err());
         }
         assert_eq!(attempt.hears(&next()), Ok(()));
+        assert_eq!(attempt.heard, 2);
     }
 }
