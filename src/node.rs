@@ -143,6 +143,10 @@ fn engine_settings(settings: &Settings, server_id: &str) -> engine::Settings {
         query_timeout_ms: settings.queries.timeout_seconds * 1_000,
         lanes: usize::try_from(settings.database.commit_lanes).unwrap_or(1),
         commit_batch: usize::try_from(settings.database.commit_batch).unwrap_or(1),
+        claim_batch: usize::try_from(settings.database.claim_batch).unwrap_or(1),
+        heartbeat_batch: usize::try_from(settings.database.heartbeat_batch).unwrap_or(1),
+        hand_off: settings.database.hand_off,
+        low_water_marks: settings.database.low_water_marks,
         // Two nodes on one machine must not take each other's hints for their own.
         node: format!(
             "{server_id}:{}:{}",

@@ -10,13 +10,14 @@ use serde_json::{Map, Value, json};
 
 use crate::api;
 use crate::crew::{Crew, DRAIN, Pace, Plan, Shared};
-use crate::database::Database;
+use crate::database::{BARE, Database, SERVERS};
 use crate::http::{Connection, Plane, Target};
 use crate::measure::{Costs, Meter};
 use crate::options::Options;
 use crate::reference::{self, Reference};
 use crate::server::Server;
 use crate::shape::{Envelope, Shape};
+use crate::spread::Spread;
 
 /// Histories that are read again after a round.
 const SAMPLE: usize = 100;
@@ -37,6 +38,8 @@ pub struct Bench {
     commit: Value,
     crews: u64,
     own: Option<Own>,
+    /// Servers that are left alone while another one is put under load.
+    aside: Vec<Target>,
 }
 
 /// Servers of the tool's own, on a database of their own.
@@ -128,6 +131,7 @@ impl Round {
             ("workflow_completion", &figures.workflow_call),
             ("activity_completion", &figures.activity_call),
             ("activity_claim", &figures.claim_call),
+            ("activity_heartbeat", &figures.heartbeat_call),
             ("signal", &figures.signal_call),
             ("query", &figures.query_call),
             ("timer_lateness", &figures.lateness),
@@ -167,7 +171,7 @@ impl Bench {
             let beside = database
                 .take()
                 .ok_or("--server-binary needs --database-url")?;
-            let (scratch, url) = beside.scratch().await?;
+            let (scratch, url) = beside.scratch(&SERVERS).await?;
             let server = Server::start(binary, &url, options.token.as_deref(), Vec::new()).await?;
             options.url = vec![server.url()];
             options.server_pid = vec![server.pid()];
@@ -202,6 +206,7 @@ impl Bench {
             commit: commit(),
             crews: 0,
             own,
+            aside: Vec::new(),
         })
     }
 
@@ -241,6 +246,53 @@ impl Bench {
         Ok(())
     }
 
+    /// Starts one more server on the same database, which all load goes to until
+    /// [`Self::remove_only_node`].
+    ///
+    /// # Errors
+    /// It does not come up.
+    pub async fn only_node(&mut self, settings: Vec<(&'static str, String)>) -> Result<(), String> {
+        self.add_node(settings).await?;
+        let others = self.targets.len() - 1;
+        self.aside = self.targets.drain(..others).collect();
+        Ok(())
+    }
+
+    /// Ends that server; the others are put under load again.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn remove_only_node(&mut self) -> Result<(), String> {
+        let only = std::mem::replace(&mut self.targets, std::mem::take(&mut self.aside));
+        self.targets.extend(only);
+        self.remove_node()
+    }
+
+    /// Takes `commit16` for the length of a round, on a database where nobody listens.
+    ///
+    /// # Errors
+    /// The database cannot be made, or fails.
+    pub async fn commits(&mut self, mut round: Round, notify: bool) -> Result<Round, String> {
+        let (warmup, secs) = (self.options.warmup(), self.options.secs());
+        let beside = self.own()?.beside.clone();
+        let (bare, _) = beside.scratch(&BARE).await?;
+        let warm = reference::commit16(&bare, notify, warmup).await;
+        let before = self.meter.look().await?;
+        let taken = reference::commit16(&bare, notify, secs).await;
+        let costs = self.meter.since(&before).await?;
+        beside.remove_scratch(&BARE).await?;
+        warm?;
+        let (rate, p50) = taken?;
+        let commits = (rate * costs.seconds).max(1.0);
+        round.disturbed = costs.disturbed();
+        round.value("rate", rate);
+        round.value("p50_ms", p50);
+        round.value("postgres_cpu_us", costs.postgres_cpu * 1e6 / commits);
+        round.value("wal_bytes", costs.wal / commits);
+        round.add("foreign_cpu_share", costs.foreign);
+        Ok(round)
+    }
+
     /// Ends the first server without a warning.
     ///
     /// # Errors
@@ -278,7 +330,7 @@ impl Bench {
             return Ok(());
         };
         drop(own.servers);
-        own.beside.remove_scratch().await
+        own.beside.remove_scratch(&SERVERS).await
     }
 
     /// The reference figures, if there is a database.
@@ -474,18 +526,22 @@ impl Bench {
 
     /// The median of a figure over the rounds of a variant, and whether one of them was disturbed.
     pub fn median(&self, workload: &str, variant: &str, name: &str) -> Option<(f64, bool)> {
+        let (spread, disturbed) = self.spread(workload, variant, name)?;
+        Some((spread.median, disturbed))
+    }
+
+    /// The same with its range.
+    pub fn spread(&self, workload: &str, variant: &str, name: &str) -> Option<(Spread, bool)> {
         let rounds: Vec<&Round> = self
             .rounds
             .iter()
             .filter(|round| round.workload == workload && round.variant == variant)
             .collect();
-        let mut values: Vec<f64> = rounds
+        let values = rounds
             .iter()
-            .filter_map(|round| round.values.get(name).copied())
-            .collect();
-        values.sort_by(f64::total_cmp);
-        let value = values.get(values.len() / 2)?;
-        Some((*value, rounds.iter().any(|round| round.disturbed)))
+            .filter_map(|round| round.values.get(name).copied());
+        let spread = Spread::of(values)?;
+        Some((spread, rounds.iter().any(|round| round.disturbed)))
     }
 
     /// Everything that was wrong.

@@ -56,15 +56,15 @@ impl Database {
     ///
     /// # Errors
     /// It cannot be made.
-    pub async fn scratch(&self) -> Result<(Self, String), String> {
+    pub async fn scratch(&self, scratch: &Scratch) -> Result<(Self, String), String> {
         let mut connection = self.connect().await?;
-        for statement in [DROP, CREATE] {
+        for statement in [scratch.drop, scratch.create] {
             sqlx::raw_sql(statement)
                 .execute(&mut connection)
                 .await
                 .map_err(text)?;
         }
-        let options = self.options.clone().database(SCRATCH);
+        let options = self.options.clone().database(scratch.name);
         let url = sqlx::ConnectOptions::to_url_lossy(&options).to_string();
         Ok((Self { options }, url))
     }
@@ -73,9 +73,9 @@ impl Database {
     ///
     /// # Errors
     /// It cannot be removed.
-    pub async fn remove_scratch(&self) -> Result<(), String> {
+    pub async fn remove_scratch(&self, scratch: &Scratch) -> Result<(), String> {
         let mut connection = self.connect().await?;
-        sqlx::raw_sql(DROP)
+        sqlx::raw_sql(scratch.drop)
             .execute(&mut connection)
             .await
             .map_err(text)?;
@@ -83,10 +83,26 @@ impl Database {
     }
 }
 
-/// The database that the tool's own servers run on.
-const SCRATCH: &str = "leasehold_load";
-const DROP: &str = "drop database if exists leasehold_load with (force)";
-const CREATE: &str = "create database leasehold_load";
+/// A database that the tool makes and removes.
+pub struct Scratch {
+    name: &'static str,
+    drop: &'static str,
+    create: &'static str,
+}
+
+/// The one that the tool's own servers run on.
+pub const SERVERS: Scratch = Scratch {
+    name: "leasehold_load",
+    drop: "drop database if exists leasehold_load with (force)",
+    create: "create database leasehold_load",
+};
+
+/// One without a server.
+pub const BARE: Scratch = Scratch {
+    name: "leasehold_load_bare",
+    drop: "drop database if exists leasehold_load_bare with (force)",
+    create: "create database leasehold_load_bare",
+};
 
 /// An error as a sentence.
 pub fn text(error: impl std::fmt::Display) -> String {

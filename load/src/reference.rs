@@ -45,6 +45,7 @@ create index task_leases on task (lease_exp) where state = 1;
 const FORGET: &str = "drop schema if exists leasehold_reference cascade";
 
 const COMMIT: &str = "insert into leasehold_reference.one (body) values ($1)";
+const COMMIT_AND_NOTIFY: &str = "insert into leasehold_reference.one (body) values ($1) returning pg_notify('leasehold_reference', '')";
 
 const START: &str = "with r as (insert into run (type, next_seq) select 1, 3 from generate_series(1, $1::integer) returning id),
  h as (insert into hist (run_id, seq, etype, payload) select r.id, v.s, v.s, v.p from r, (values (1, $2::text), (2, null)) v (s, p)),
@@ -130,9 +131,9 @@ pub async fn take(
         .map_err(text)?;
     let mut reference = Reference::default();
     let latency = Arc::new(Histogram::default());
-    reference.commit1 = commits(database, 1, each, &latency).await?;
+    reference.commit1 = commits(database, COMMIT, 1, each, &latency).await?;
     reference.commit1_p50 = latency.quantile(0.5);
-    reference.commit16 = commits(database, COMMIT_CONNECTIONS, each, &latency).await?;
+    reference.commit16 = commits(database, COMMIT, COMMIT_CONNECTIONS, each, &latency).await?;
     store(database, &mut admin, postmaster, each, &mut reference).await?;
     sqlx::raw_sql(FORGET)
         .execute(&mut admin)
@@ -142,8 +143,34 @@ pub async fn take(
     Ok(reference)
 }
 
+/// `commit16` alone, on a table of its own, with or without a notification in each transaction: commits
+/// per second, and the median of one in milliseconds.
+///
+/// # Errors
+/// The database fails.
+pub async fn commit16(
+    database: &Database,
+    notify: bool,
+    each: Duration,
+) -> Result<(f64, f64), String> {
+    let statement = if notify { COMMIT_AND_NOTIFY } else { COMMIT };
+    let mut admin = database.connect().await?;
+    sqlx::raw_sql(SCHEMA)
+        .execute(&mut admin)
+        .await
+        .map_err(text)?;
+    let latency = Arc::new(Histogram::default());
+    let rate = commits(database, statement, COMMIT_CONNECTIONS, each, &latency).await?;
+    sqlx::raw_sql(FORGET)
+        .execute(&mut admin)
+        .await
+        .map_err(text)?;
+    Ok((rate, latency.quantile(0.5)))
+}
+
 async fn commits(
     database: &Database,
+    statement: &'static str,
     connections: usize,
     each: Duration,
     latency: &Arc<Histogram>,
@@ -158,7 +185,7 @@ async fn commits(
             let mut done = 0_u64;
             while Instant::now() < end {
                 let began = Instant::now();
-                sqlx::query(COMMIT)
+                sqlx::query(statement)
                     .bind(&body)
                     .execute(&mut connection)
                     .await

@@ -38,6 +38,8 @@ pub enum Shape {
     Replay,
     /// Schedules activities at once and awaits them all.
     Wide(usize),
+    /// The same; each activity heartbeats, and the last of its heartbeats is in the history.
+    Beating(usize),
     /// Waits for a signal that says that it may end; meanwhile it is asked, signalled or left alone.
     Held,
     /// Takes signals until it has had so many.
@@ -147,6 +149,7 @@ impl Shape {
             Self::Child => "child".to_owned(),
             Self::Replay => "replay".to_owned(),
             Self::Wide(count) => format!("wide-{count}"),
+            Self::Beating(count) => format!("beating-{count}"),
             Self::Held => "held".to_owned(),
             Self::Hot(count) => format!("hot-{count}"),
             Self::Growing(count) => format!("growing-{count}"),
@@ -161,6 +164,9 @@ impl Shape {
         }
         if let Some(count) = numbered("wide-") {
             return Some(Self::Wide(count));
+        }
+        if let Some(count) = numbered("beating-") {
+            return Some(Self::Beating(count));
         }
         if let Some(count) = numbered("hot-") {
             return Some(Self::Hot(count));
@@ -179,7 +185,24 @@ impl Shape {
         }
     }
 
-    /// The events of the whole history, in order.
+    /// Activities that are scheduled at once, and what each adds to the history when its work is done,
+    /// which is in the order of the work.
+    fn bundle(self) -> Option<(usize, &'static [&'static str])> {
+        match self {
+            Self::Wide(count) => Some((count, &["ActivityStarted", "ActivityCompleted"])),
+            Self::Beating(count) => Some((
+                count,
+                &[
+                    "ActivityStarted",
+                    "ActivityHeartbeatRecorded",
+                    "ActivityCompleted",
+                ],
+            )),
+            _ => None,
+        }
+    }
+
+    /// The events of the whole history, in order; of a bundle those until its work begins.
     pub fn events(self) -> Vec<&'static str> {
         let mut events = vec!["StartAccepted", "WorkflowStarted"];
         match self {
@@ -209,8 +232,7 @@ impl Shape {
                 events.extend(["SideEffectRecorded"; MARKERS]);
                 events.push("SignalReceived");
             }
-            Self::Wide(count) => {
-                // Started and completed come in the order of the work.
+            Self::Wide(count) | Self::Beating(count) => {
                 events.extend(std::iter::repeat_n("ActivityScheduled", count));
             }
             Self::Held => events.extend(["SignalWaitOpened", "SignalReceived", "SignalApplied"]),
@@ -222,7 +244,7 @@ impl Shape {
             }
             Self::Hot(count) => events.extend(std::iter::repeat_n("SignalReceived", count)),
         }
-        if !matches!(self, Self::Wide(_)) {
+        if self.bundle().is_none() {
             events.push("WorkflowCompleted");
         }
         events
@@ -234,14 +256,13 @@ impl Shape {
     /// The first difference.
     pub fn check(self, found: &[&str]) -> Result<(), String> {
         let expected = self.events();
-        if let Self::Wide(count) = self {
+        if let Some((count, work)) = self.bundle() {
             let (head, tail) = found.split_at(expected.len().min(found.len()));
-            let of = |name| tail.iter().filter(|event| **event == name).count();
+            let of = |name: &str| tail.iter().filter(|event| **event == name).count();
             let whole = head == expected
-                && of("ActivityStarted") == count
-                && of("ActivityCompleted") == count
+                && work.iter().all(|event| of(event) == count)
                 && tail.last() == Some(&"WorkflowCompleted")
-                && tail.len() == 2 * count + 1;
+                && tail.len() == work.len() * count + 1;
             return if whole {
                 Ok(())
             } else {
@@ -272,7 +293,8 @@ impl Shape {
             .iter()
             .zip(&expected)
             .all(|(event, name)| event.event_type == *name);
-        if !same || (events.len() > expected.len() && !matches!(self, Self::Wide(_))) {
+        let bundle = self.bundle();
+        if !same || (events.len() > expected.len() && bundle.is_none()) {
             let found: Vec<&str> = events.iter().map(|event| event.event_type).collect();
             return Err(differs(self, &expected, &found));
         }
@@ -345,7 +367,7 @@ impl Shape {
                 _ if total == 3 + MARKERS => Step::end(input),
                 _ => return unexpected(),
             },
-            Self::Wide(count) => match total {
+            Self::Wide(count) | Self::Beating(count) => match total {
                 2 => Step {
                     activities: count,
                     waits: Some(0),
@@ -354,7 +376,9 @@ impl Shape {
                         count,
                     ))
                 },
-                _ if total == 2 + 3 * count => Step::end(input),
+                _ if total == 2 + bundle.map_or(0, |(_, work)| (1 + work.len()) * count) => {
+                    Step::end(input)
+                }
                 _ => Step::go_on("[]".to_owned()),
             },
             Self::Growing(count) => match (total - 2) / GROWTH {
@@ -405,7 +429,7 @@ impl Shape {
 
     /// Whether the workload, not the starter, makes it go on.
     pub fn is_pushed_by_others(self) -> bool {
-        matches!(self, Self::Held | Self::Hot(_) | Self::Wide(_))
+        self.bundle().is_some() || matches!(self, Self::Held | Self::Hot(_))
     }
 
     /// Whether the output must be the input.
@@ -483,6 +507,7 @@ mod tests {
     fn all() -> impl Iterator<Item = Shape> {
         Shape::usual().chain([
             Shape::Wide(3),
+            Shape::Beating(2),
             Shape::Hot(4),
             Shape::Growing(2),
             Shape::Chain(7),
@@ -499,7 +524,7 @@ mod tests {
 
     #[test]
     fn what_is_missing_twofold_or_out_of_order_is_found() {
-        for shape in all().filter(|shape| !matches!(shape, Shape::Wide(_))) {
+        for shape in all().filter(|shape| shape.bundle().is_none()) {
             let events = shape.events();
             assert_eq!(shape.check(&events), Ok(()));
             for at in 0..events.len() {
@@ -517,21 +542,22 @@ mod tests {
     }
 
     #[test]
-    fn a_wide_history_has_each_activity_once() {
-        let shape = Shape::Wide(2);
-        let mut events = shape.events();
-        events.extend([
-            "ActivityStarted",
-            "ActivityStarted",
-            "ActivityCompleted",
-            "ActivityCompleted",
-            "WorkflowCompleted",
-        ]);
-        assert_eq!(shape.check(&events), Ok(()));
-        for at in 0..events.len() {
-            let mut missing = events.clone();
-            missing.remove(at);
-            assert!(shape.check(&missing).is_err(), "without {at}");
+    fn a_bundle_has_each_event_of_each_activity_once() {
+        for shape in [Shape::Wide(2), Shape::Beating(2)] {
+            let mut events = shape.events();
+            for event in shape.bundle().map_or(&[][..], |(_, work)| work) {
+                events.extend([event, event]);
+            }
+            events.push("WorkflowCompleted");
+            assert_eq!(shape.check(&events), Ok(()));
+            for at in 0..events.len() {
+                let mut missing = events.clone();
+                let event = missing.remove(at);
+                assert!(shape.check(&missing).is_err(), "{shape:?} without {at}");
+                let mut twofold = events.clone();
+                twofold.insert(at, event);
+                assert!(shape.check(&twofold).is_err(), "{shape:?} with {at} twice");
+            }
         }
     }
 

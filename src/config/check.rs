@@ -1,6 +1,9 @@
 //! What settings must be, alone and together.
 
-use super::{ConfigError, MAX_COMMIT_BATCH, MAX_POLL_SECONDS, MAX_QUERY_SECONDS, Settings};
+use super::{
+    ConfigError, MAX_CLAIM_BATCH, MAX_COMMIT_BATCH, MAX_HEARTBEAT_BATCH, MAX_POLL_SECONDS,
+    MAX_QUERY_SECONDS, Settings,
+};
 
 pub(super) fn check(settings: &Settings) -> Result<(), ConfigError> {
     let address = settings.address()?;
@@ -64,11 +67,28 @@ pub(super) fn check(settings: &Settings) -> Result<(), ConfigError> {
             return impossible(key, "must be at least 1".to_owned());
         }
     }
-    if !(1..=MAX_COMMIT_BATCH).contains(&settings.database.commit_batch) {
-        return impossible(
+    let database = &settings.database;
+    let batches: [(&'static str, u32, u32); 3] = [
+        (
             "database.commit_batch",
-            format!("must be 1 to {MAX_COMMIT_BATCH}"),
-        );
+            database.commit_batch,
+            MAX_COMMIT_BATCH,
+        ),
+        (
+            "database.claim_batch",
+            database.claim_batch,
+            MAX_CLAIM_BATCH,
+        ),
+        (
+            "database.heartbeat_batch",
+            database.heartbeat_batch,
+            MAX_HEARTBEAT_BATCH,
+        ),
+    ];
+    for (key, value, most) in batches {
+        if !(1..=most).contains(&value) {
+            return impossible(key, format!("must be 1 to {most}"));
+        }
     }
     if settings.long_poll.default_seconds > MAX_POLL_SECONDS {
         return impossible(

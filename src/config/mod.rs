@@ -80,14 +80,27 @@ pub struct Database {
     pub hot_connections: u32,
     /// Commit lanes, each with a connection of its own.
     pub commit_lanes: u32,
-    /// Decisions that one commit writes at most; 1 only to measure what grouping is worth.
+    /// Decisions that one commit writes at most. This and the three below are for a fault that is
+    /// hunted, and to measure what each is worth: 1 or `false` takes one step out of the way.
     pub commit_batch: u32,
+    /// Waiting polls that one claim serves at most.
+    pub claim_batch: u32,
+    /// Heartbeats that one statement writes at most.
+    pub heartbeat_batch: u32,
+    /// A commit gives the tasks that it opens to polls that wait; otherwise all are claimed.
+    pub hand_off: bool,
+    /// Claims go on where the last one of their queue ended; otherwise each begins at the oldest task.
+    pub low_water_marks: bool,
     /// Bring the schema up to date at start.
     pub migrate: bool,
 }
 
 /// Most decisions of one commit: what the door takes.
 pub const MAX_COMMIT_BATCH: u32 = 128;
+/// Most polls that one claim serves.
+pub const MAX_CLAIM_BATCH: u32 = 128;
+/// Most heartbeats of one statement.
+pub const MAX_HEARTBEAT_BATCH: u32 = 256;
 
 /// Long polls.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -205,6 +218,10 @@ impl Default for Settings {
                 hot_connections: 6,
                 commit_lanes: 1,
                 commit_batch: MAX_COMMIT_BATCH,
+                claim_batch: MAX_CLAIM_BATCH,
+                heartbeat_batch: MAX_HEARTBEAT_BATCH,
+                hand_off: true,
+                low_water_marks: true,
                 migrate: true,
             },
             long_poll: LongPoll {
@@ -512,14 +529,69 @@ mod tests {
         }
     }
 
+    /// The least and the most that a setting may be are taken, what lies beyond is refused by its name.
+    #[track_caller]
+    fn is_bounded(name: &str, key: &str, most: u32) {
+        for value in [0, most + 1] {
+            let refused = loaded(&[(name, &value.to_string())], &Flags::new())
+                .err()
+                .map(|error| error.to_string());
+            assert!(
+                refused.as_ref().is_some_and(|why| why.contains(key)),
+                "{key} = {value}: {refused:?}"
+            );
+        }
+        for value in [1, most] {
+            let taken = loaded(&[(name, &value.to_string())], &Flags::new());
+            assert!(taken.is_ok(), "{key} = {value}: {taken:?}");
+        }
+    }
+
     #[test]
     fn a_commit_batch_is_within_what_the_door_takes() {
         assert_eq!(MAX_COMMIT_BATCH as usize, crate::store::commit::MAX_BATCH);
-        for value in ["0", "129"] {
-            let refused = loaded(&[("DW_DATABASE__COMMIT_BATCH", value)], &Flags::new())
-                .err()
-                .map(|error| error.to_string());
-            assert!(refused.is_some_and(|why| why.contains("database.commit_batch")));
+        is_bounded(
+            "DW_DATABASE__COMMIT_BATCH",
+            "database.commit_batch",
+            MAX_COMMIT_BATCH,
+        );
+    }
+
+    #[test]
+    fn a_claim_batch_is_within_its_bound() {
+        assert_eq!(MAX_CLAIM_BATCH as usize, crate::engine::MAX_CLAIM_BATCH);
+        is_bounded(
+            "DW_DATABASE__CLAIM_BATCH",
+            "database.claim_batch",
+            MAX_CLAIM_BATCH,
+        );
+    }
+
+    #[test]
+    fn a_heartbeat_batch_is_within_its_bound() {
+        assert_eq!(
+            MAX_HEARTBEAT_BATCH as usize,
+            crate::engine::MAX_HEARTBEAT_BATCH
+        );
+        is_bounded(
+            "DW_DATABASE__HEARTBEAT_BATCH",
+            "database.heartbeat_batch",
+            MAX_HEARTBEAT_BATCH,
+        );
+    }
+
+    #[test]
+    fn hand_off_and_low_water_marks_are_switches() -> Result<(), ConfigError> {
+        let database = |name, value| {
+            loaded(&[(name, value)], &Flags::new()).map(|loaded| loaded.settings.database)
+        };
+        let usual = database("DW_DATABASE__MIGRATE", "true")?;
+        assert!(usual.hand_off && usual.low_water_marks);
+        assert!(!database("DW_DATABASE__HAND_OFF", "false")?.hand_off);
+        assert!(!database("DW_DATABASE__LOW_WATER_MARKS", "false")?.low_water_marks);
+        for name in ["DW_DATABASE__HAND_OFF", "DW_DATABASE__LOW_WATER_MARKS"] {
+            assert!(database(name, "2").is_err());
         }
+        Ok(())
     }
 }

@@ -10,9 +10,6 @@ use crate::matching::{Grant, GrantedLease, QueueKey, Reserved, WorkerKey};
 use crate::store::asks;
 use crate::store::claim::Claimed;
 
-/// Polls that one claim serves.
-const CLAIM_BATCH: usize = 128;
-
 /// Tasks of a queue have become ready, none of them before a position: tells the other nodes too.
 pub(super) fn became_ready(core: &Core, key: &QueueKey, from: Position) {
     core.hints.ready(key, from);
@@ -57,7 +54,8 @@ pub(super) fn start(core: &Core, key: QueueKey) {
 }
 
 async fn run(core: &Arc<Core>, key: &QueueKey) {
-    while let Some((profile, polls)) = core.registry.next_claim(key, CLAIM_BATCH) {
+    let most = core.settings.claim_batch;
+    while let Some((profile, polls)) = core.registry.next_claim(key, most) {
         let pollers: Vec<_> = polls.iter().map(|poll| poll.poller().clone()).collect();
         let claimed = claim(core, key, &profile, &pollers).await;
         match claimed {

@@ -78,6 +78,11 @@ use crate::matching::{GrantedLease, QueueKey, Registry, Releases, Wakes};
 use crate::store::lane::Lanes;
 use crate::store::{Store, lease, namespaces};
 
+/// Polls that one claim serves at most.
+pub const MAX_CLAIM_BATCH: usize = 128;
+/// Renewals in one statement at most.
+pub const MAX_HEARTBEAT_BATCH: usize = 256;
+
 /// What an operator may set.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -103,6 +108,14 @@ pub struct Settings {
     pub lanes: usize,
     /// Decisions that one commit writes at most.
     pub commit_batch: usize,
+    /// Polls that one claim serves at most.
+    pub claim_batch: usize,
+    /// Renewals that one statement writes at most.
+    pub heartbeat_batch: usize,
+    /// Commits give the tasks that they open to polls that wait.
+    pub hand_off: bool,
+    /// Claims go on where the last one of their queue ended.
+    pub low_water_marks: bool,
     /// Name of this node.
     pub node: String,
 }
@@ -121,8 +134,21 @@ impl Default for Settings {
             retention_interval_seconds: 60,
             lanes: 2,
             commit_batch: crate::store::commit::MAX_BATCH,
+            claim_batch: MAX_CLAIM_BATCH,
+            heartbeat_batch: MAX_HEARTBEAT_BATCH,
+            hand_off: true,
+            low_water_marks: true,
             node: "node".to_owned(),
         }
+    }
+}
+
+impl Settings {
+    /// The same with batches that can be: with 0 nobody would be served.
+    fn within_bounds(mut self) -> Self {
+        self.claim_batch = self.claim_batch.clamp(1, MAX_CLAIM_BATCH);
+        self.heartbeat_batch = self.heartbeat_batch.clamp(1, MAX_HEARTBEAT_BATCH);
+        self
     }
 }
 
@@ -170,6 +196,7 @@ impl Engine {
     /// # Errors
     /// The database cannot be reached.
     pub async fn start(store: Store, settings: Settings) -> Result<Self, Fault> {
+        let settings = settings.within_bounds();
         let now = crate::store::now(&store.reads).await?;
         let (starts, pending_starts) = starts::Starts::new();
         let (releases, dropped) = Releases::new();
@@ -177,7 +204,7 @@ impl Engine {
         let (replays, to_compare) = replays::Replays::new(settings.check_replays);
         let names = namespaces::names(&store.reads).await?;
         let lanes = Lanes::start(&store, settings.lanes, settings.commit_batch);
-        let renewals = renewals::Renewals::start(store.clone());
+        let renewals = renewals::Renewals::start(store.clone(), settings.heartbeat_batch);
         let core = Arc::new_cyclic(|me| Core {
             me: Weak::clone(me),
             runtime: Handle::current(),
@@ -195,7 +222,7 @@ impl Engine {
             rollouts: rollouts::Rollouts::default(),
             throttled: admission::Throttled::default(),
             turns: dispatch::Turns::default(),
-            marks: marks::Marks::new(true),
+            marks: marks::Marks::new(settings.low_water_marks),
             flows: flows::Flows::default(),
             unserved: unserved::Unserved::default(),
             renewals,

@@ -10,8 +10,6 @@ use crate::store::lease::{self, Renewal, Renewed};
 
 /// Renewals that may wait; what is over is told to come back.
 const QUEUE_BOUND: usize = 16_384;
-/// Renewals in one statement.
-const MAX_BATCH: usize = 256;
 
 type Answer = Result<Option<Renewed>, Fault>;
 
@@ -20,10 +18,10 @@ type Answer = Result<Option<Renewed>, Fault>;
 pub(super) struct Renewals(mpsc::Sender<(Renewal, oneshot::Sender<Answer>)>);
 
 impl Renewals {
-    /// Starts the task that writes them.
-    pub fn start(store: Store) -> Self {
+    /// Starts the task that writes them, at most `batch` with one statement.
+    pub fn start(store: Store, batch: usize) -> Self {
         let (sender, receiver) = mpsc::channel(QUEUE_BOUND);
-        tokio::spawn(run(store, receiver));
+        tokio::spawn(run(store, receiver, batch));
         Self(sender)
     }
 
@@ -37,11 +35,14 @@ impl Renewals {
     }
 }
 
-async fn run(store: Store, mut queue: mpsc::Receiver<(Renewal, oneshot::Sender<Answer>)>) {
+async fn run(
+    store: Store,
+    mut queue: mpsc::Receiver<(Renewal, oneshot::Sender<Answer>)>,
+    batch: usize,
+) {
     let mut waiting = Vec::new();
     loop {
-        let room = MAX_BATCH.saturating_sub(waiting.len());
-        if waiting.is_empty() && queue.recv_many(&mut waiting, room).await == 0 {
+        if waiting.is_empty() && queue.recv_many(&mut waiting, batch).await == 0 {
             return;
         }
         // A task may be in a statement once; a second renewal of it waits for the next.

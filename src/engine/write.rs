@@ -113,6 +113,9 @@ fn give_back_unheard(core: &Core, leases: Vec<GrantedLease>) {
 /// Speaks for a waiting poll for each task that is opened ready.
 fn promise(core: &Core, decision: &mut Decision, now: Timestamp) -> Vec<Promise> {
     let mut promises = Vec::new();
+    if !core.settings.hand_off {
+        return promises;
+    }
     for write in decision.writes_mut() {
         let opened: Vec<TaskNo> = write
             .opened()

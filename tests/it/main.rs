@@ -36,6 +36,7 @@ mod repeats;
 mod restart;
 mod retention;
 mod sessions;
+mod steps;
 mod sticky;
 mod support;
 mod workflow_tasks;

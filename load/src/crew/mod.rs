@@ -160,6 +160,8 @@ pub struct Figures {
     pub activity_call: Histogram,
     /// Polls that came back with an activity.
     pub claim_call: Histogram,
+    /// Heartbeats of activities.
+    pub heartbeat_call: Histogram,
     pub signal_call: Histogram,
     pub query_call: Histogram,
     /// How late timers fired.
@@ -342,7 +344,8 @@ impl Shared {
         }
     }
 
-    fn note(&self, histogram: &Histogram, seconds: f64) {
+    /// Adds to a histogram while it counts.
+    pub fn note(&self, histogram: &Histogram, seconds: f64) {
         if self.window.load(Relaxed) {
             histogram.add(seconds);
         }
@@ -488,6 +491,7 @@ impl Crew {
             &figures.workflow_call,
             &figures.activity_call,
             &figures.claim_call,
+            &figures.heartbeat_call,
             &figures.signal_call,
             &figures.query_call,
             &figures.lateness,
@@ -557,6 +561,7 @@ impl Crew {
     }
 }
 
-fn worker(plan: &Plan, queue: usize) -> String {
+/// The worker of a queue, by its place in the plan.
+pub fn worker(plan: &Plan, queue: usize) -> String {
     format!("{}-w{queue}", plan.name)
 }

@@ -2,7 +2,7 @@
 
 use crate::bench::{Bench, short};
 
-use super::{backlog, closed, growth, idle, nodes, pressure};
+use super::{backlog, closed, growth, heartbeats, idle, nodes, pressure, steps};
 
 /// Sizes of the growth goals, and of a quick look at the same code.
 struct Sizes {
@@ -45,7 +45,7 @@ const QUICK: Sizes = Sizes {
 };
 
 /// Workloads by name, in their order, and whether one round of them is enough.
-const ORDER: [(&str, bool); 23] = [
+const ORDER: [(&str, bool); 25] = [
     ("one-activity", false),
     ("ungrouped", false),
     ("simple", false),
@@ -66,6 +66,8 @@ const ORDER: [(&str, bool); 23] = [
     ("many-queues", false),
     ("two-nodes", false),
     ("big-payload", false),
+    ("heartbeats", false),
+    ("steps", false),
     ("backlog", true),
     ("pressure", true),
     ("crash", true),
@@ -154,6 +156,8 @@ async fn one(bench: &mut Bench, name: &str) -> Result<(), String> {
             Ok(())
         }
         "two-nodes" => nodes::two_nodes(bench).await,
+        "heartbeats" => heartbeats::heartbeats(bench).await,
+        "steps" => steps::round(bench, &[]).await,
         "big-payload" => pressure::big_payload(bench, sizes.big).await,
         "backlog" => {
             backlog::backlog(bench, sizes.small_backlog, "").await?;

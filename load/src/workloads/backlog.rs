@@ -4,6 +4,8 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
+use sqlx::postgres::PgConnection;
+
 use crate::bench::{Bench, Round};
 use crate::crew::{Crew, DRAIN, Pace, lock};
 use crate::shape::Shape;
@@ -11,7 +13,7 @@ use crate::shape::Shape;
 /// Activities of one run, so that no run is hot.
 const OF_A_RUN: usize = 100;
 /// Runs that schedule at once.
-const SCHEDULERS: usize = 16;
+pub const SCHEDULERS: usize = 16;
 const POLLERS: usize = 64;
 /// Parts of a drain that are compared.
 const PARTS: usize = 10;
@@ -20,11 +22,23 @@ const LOOK: Duration = Duration::from_millis(5);
 /// Tasks each second below which a drain counts as stuck.
 const SLOWEST: f64 = 20.0;
 
-/// Puts `count` activities into a queue and leaves nobody there.
-pub async fn fill(bench: &mut Bench, count: usize, queue: &str) -> Result<Crew, String> {
-    let of_a_run = OF_A_RUN.min(count);
-    let runs = count.div_ceil(of_a_run);
-    let mut plan = bench.plan(Shape::Wide(of_a_run), SCHEDULERS);
+/// As many activities, in whole runs.
+pub fn whole(count: usize) -> usize {
+    let of_a_run = OF_A_RUN.min(count.max(1));
+    count.max(1).div_ceil(of_a_run) * of_a_run
+}
+
+/// Puts `count` activities, in whole runs of a shape that schedules so many, into a queue and leaves
+/// nobody there.
+pub async fn fill(
+    bench: &mut Bench,
+    count: usize,
+    queue: &str,
+    shape: fn(usize) -> Shape,
+) -> Result<Crew, String> {
+    let of_a_run = OF_A_RUN.min(count.max(1));
+    let runs = whole(count) / of_a_run;
+    let mut plan = bench.plan(shape(of_a_run), SCHEDULERS);
     plan.pace = Pace::Open(SCHEDULERS.min(runs));
     plan.limit = runs as u64;
     plan.leave_open = true;
@@ -63,10 +77,23 @@ pub async fn until_reported(crew: &Crew, count: usize) -> Result<(), String> {
 
 /// Claims and completes a backlog.
 pub async fn backlog(bench: &mut Bench, count: usize, variant: &str) -> Result<(), String> {
-    let count = count.div_ceil(OF_A_RUN.min(count)) * OF_A_RUN.min(count);
-    let mut round = Round::new("backlog", format!("tasks={count}{variant}"));
+    let count = whole(count);
+    let round = Round::new("backlog", format!("tasks={count}{variant}"));
     let queue = format!("{}-backlog-{count}", bench.options.queue);
-    let mut crew = fill(bench, count, &queue).await?;
+    let round = drain(bench, round, count, &queue).await?;
+    bench.emit(round);
+    Ok(())
+}
+
+/// The same on a queue of one's choice, for a round of any workload.
+pub async fn drain(
+    bench: &mut Bench,
+    mut round: Round,
+    count: usize,
+    queue: &str,
+) -> Result<Round, String> {
+    let count = whole(count);
+    let mut crew = fill(bench, count, queue, Shape::Wide).await?;
     let before = bench.meter.look().await?;
     crew.open_window();
     let began = Instant::now();
@@ -97,8 +124,7 @@ pub async fn backlog(bench: &mut Bench, count: usize, variant: &str) -> Result<(
     }
     round.costs(&costs, count as f64);
     round.value("blocks_hit", costs.blocks_hit / count as f64);
-    bench.emit(round);
-    Ok(())
+    Ok(round)
 }
 
 /// One workflow at a time on a queue, alone and beside a flooded one.
@@ -106,7 +132,7 @@ pub async fn neighbour(bench: &mut Bench) -> Result<(), String> {
     let count = bench.options.count(100_000, 500);
     let alone = quiet(bench, "alone").await?;
     let queue = format!("{}-flood", bench.options.queue);
-    let mut flood = fill(bench, count, &queue).await?;
+    let mut flood = fill(bench, count, &queue, Shape::Wide).await?;
     flood.work(0, POLLERS, 0);
     let beside = quiet(bench, "beside").await?;
     let left = (count as u64).saturating_sub(flood.shared.activities.load(Relaxed));
@@ -142,24 +168,29 @@ async fn quiet(bench: &mut Bench, how: &str) -> Result<f64, String> {
     Ok(shared.figures.latency.quantile(0.99))
 }
 
+/// A connection that holds a snapshot of the database until it is dropped, as a backup or a report does.
+pub async fn snapshot(bench: &Bench) -> Result<PgConnection, String> {
+    let database = bench
+        .database
+        .as_ref()
+        .ok_or("an old snapshot needs --database-url")?;
+    let mut connection = database.connect().await?;
+    sqlx::raw_sql("begin isolation level repeatable read; select count(*) from pg_class")
+        .execute(&mut connection)
+        .await
+        .map_err(crate::database::text)?;
+    Ok(connection)
+}
+
 /// `one-activity` and `backlog` with and without a snapshot from before their start.
 pub async fn old_snapshot(bench: &mut Bench) -> Result<(), String> {
     let count = bench.options.count(100_000, 300);
     for held in [false, true] {
         let variant = if held { "snapshot" } else { "none" };
-        let snapshot = match (&bench.database, held) {
-            (Some(database), true) => {
-                let mut connection = database.connect().await?;
-                sqlx::raw_sql(
-                    "begin isolation level repeatable read; select count(*) from pg_class",
-                )
-                .execute(&mut connection)
-                .await
-                .map_err(crate::database::text)?;
-                Some(connection)
-            }
-            (None, true) => return Err("old-snapshot needs --database-url".to_owned()),
-            (_, false) => None,
+        let snapshot = if held {
+            Some(snapshot(bench).await?)
+        } else {
+            None
         };
         let open = bench.options.open(256);
         let plan = bench.plan(Shape::Chain(1), open);

@@ -4,9 +4,11 @@ mod all;
 mod backlog;
 mod closed;
 mod growth;
+mod heartbeats;
 mod idle;
 mod nodes;
 mod pressure;
+mod steps;
 
 use clap::Subcommand;
 
@@ -47,6 +49,8 @@ pub enum Workload {
     HotRun,
     /// --count activities are ready before the pollers start.
     Backlog,
+    /// --count activities are held, and heartbeat in a closed loop.
+    Heartbeats,
     /// `one-activity` and `backlog` under an old snapshot of the database.
     OldSnapshot,
     /// One workflow at a time beside a queue flooded with --count tasks.
@@ -83,6 +87,12 @@ pub enum Workload {
     Crash,
     /// `one-activity` on a server that groups no commits; needs --server-binary.
     Ungrouped,
+    /// What each step of the server is worth: without it and with it, in turn; needs --server-binary.
+    Steps {
+        /// Only these, separated by commas.
+        #[arg(long, value_delimiter = ',')]
+        only: Vec<String>,
+    },
 }
 
 /// Runs one round.
@@ -149,13 +159,19 @@ pub async fn run(bench: &mut Bench, workload: &Workload, round: usize) -> Result
             let open = bench.options.open(256);
             nodes::ungrouped(bench, open).await
         }
+        Workload::Heartbeats => heartbeats::heartbeats(bench).await,
+        Workload::Steps { only } => steps::round(bench, only).await,
         Workload::Disconnect => idle::disconnect(bench).await,
     }
 }
 
 /// Prints what a run of all workloads has reached.
 pub fn conclude(bench: &Bench, workload: &Workload) {
-    if matches!(workload, Workload::All { .. }) && !bench.options.quick {
+    let all = matches!(workload, Workload::All { .. }) && !bench.options.quick;
+    if all {
         all::table(bench);
+    }
+    if all || matches!(workload, Workload::Steps { .. }) {
+        steps::table(bench);
     }
 }

@@ -48,14 +48,12 @@ pub async fn wake_other_node(bench: &mut Bench, polls: usize) -> Result<(), Stri
 /// `one-activity` on a server that writes one operation with each statement.
 pub async fn ungrouped(bench: &mut Bench, open: usize) -> Result<(), String> {
     let one = ("DW_DATABASE__COMMIT_BATCH", "1".to_owned());
-    bench.add_node(vec![one]).await?;
+    bench.only_node(vec![one]).await?;
     let mut plan = bench.plan(Shape::Chain(1), open);
     plan.pace = Pace::Open(open);
-    let second = bench.targets.last().cloned();
-    plan.targets = second.into_iter().collect();
     let round = Round::new("ungrouped", format!("open={open}"));
     let done = bench.run(round, plan).await;
-    bench.remove_node()?;
+    bench.remove_only_node()?;
     bench.emit(done?.0);
     Ok(())
 }
