@@ -14,6 +14,7 @@ mod procs;
 mod reference;
 mod server;
 mod shape;
+mod times;
 mod workloads;
 
 use std::process::ExitCode;

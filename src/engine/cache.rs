@@ -20,6 +20,10 @@ use crate::store::load::{self, Batch};
 const RUNS_KEPT: usize = 20_000;
 /// Bytes that are remembered over all runs: of history, and of what callers and workers put into states.
 const BYTES_KEPT: usize = 128 << 20;
+/// A run that counts for more than this is large.
+const LARGE: usize = 256 << 10;
+/// Bytes that are remembered over all large runs. They are few, and each is worth many small ones.
+const LARGE_BYTES_KEPT: usize = 16 << 20;
 /// A run with more history than this is served from the database.
 const HISTORY_BYTES_PER_RUN: u64 = 64 << 10;
 
@@ -78,6 +82,8 @@ pub(super) struct Cache {
     slots: Mutex<HashMap<RunId, Arc<Slot>>>,
     uses: AtomicU64,
     bytes: AtomicUsize,
+    /// Of them, those of large runs.
+    large: AtomicUsize,
 }
 
 impl Cache {
@@ -110,11 +116,35 @@ impl Cache {
         uses.sort_unstable();
         let horizon = uses.get(uses.len() / 4).copied().unwrap_or(0);
         slots.retain(|_, slot| slot.used.load(Ordering::Relaxed) > horizon);
-        let bytes = slots
-            .values()
-            .filter_map(|slot| lock(&slot.cached).as_ref().map(|cached| cached.bytes))
-            .sum();
+        let (mut bytes, mut large) = (0, 0);
+        for slot in slots.values() {
+            let kept = lock(&slot.cached).as_ref().map_or(0, |kept| kept.bytes);
+            bytes += kept;
+            large += large_part(kept);
+        }
         self.bytes.store(bytes, Ordering::Relaxed);
+        self.large.store(large, Ordering::Relaxed);
+    }
+
+    /// Forgets the least recently used large runs until half of their bytes are left.
+    fn forget_large(&self) {
+        let mut found: Vec<(u64, Arc<Slot>)> = lock(&self.slots)
+            .values()
+            .filter(|slot| {
+                let kept = lock(&slot.cached);
+                kept.as_ref().is_some_and(|kept| kept.bytes > LARGE)
+            })
+            .map(|slot| (slot.used.load(Ordering::Relaxed), Arc::clone(slot)))
+            .collect();
+        found.sort_unstable_by_key(|(used, _)| *used);
+        for (_, slot) in found {
+            if self.large.load(Ordering::Relaxed) <= LARGE_BYTES_KEPT / 2 {
+                break;
+            }
+            if let Some(kept) = lock(&slot.cached).take() {
+                self.let_go(kept.bytes);
+            }
+        }
     }
 
     /// Remembers a run, unless something newer is remembered.
@@ -128,10 +158,23 @@ impl Cache {
             .as_ref()
             .is_none_or(|known| known.cached.state.version <= kept.cached.state.version)
         {
-            self.bytes.fetch_add(kept.bytes, Ordering::Relaxed);
-            if let Some(before) = known.replace(kept) {
+            // Nobody works on a closed run: a large one is not worth its memory.
+            let is_kept = kept.cached.state.close.is_none() || kept.bytes <= LARGE;
+            let before = if is_kept {
+                self.bytes.fetch_add(kept.bytes, Ordering::Relaxed);
+                self.large
+                    .fetch_add(large_part(kept.bytes), Ordering::Relaxed);
+                known.replace(kept)
+            } else {
+                known.take()
+            };
+            if let Some(before) = before {
                 self.let_go(before.bytes);
             }
+        }
+        drop(known);
+        if self.large.load(Ordering::Relaxed) > LARGE_BYTES_KEPT {
+            self.forget_large();
         }
     }
 
@@ -169,11 +212,11 @@ impl Cache {
 
     /// Bytes are remembered no more. The sum may be off for a moment while an eviction counts anew.
     fn let_go(&self, bytes: usize) {
-        let _ = self
-            .bytes
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |sum| {
+        for (sum, bytes) in [(&self.bytes, bytes), (&self.large, large_part(bytes))] {
+            let _ = sum.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |sum| {
                 Some(sum.saturating_sub(bytes))
             });
+        }
     }
 
     /// Something to wait on for the next write of a run.
@@ -182,11 +225,23 @@ impl Cache {
     }
 }
 
+/// What a run counts for among the large ones.
+fn large_part(bytes: usize) -> usize {
+    if bytes > LARGE { bytes } else { 0 }
+}
+
 fn bytes(cached: &Cached) -> usize {
     let history = cached.history.as_ref().map_or(0, |_| {
         usize::try_from(cached.state.history_bytes).unwrap_or(usize::MAX)
     });
     history.saturating_add(cached.state.held_bytes())
+}
+
+/// Drops the text of a write whose run is served from the database.
+pub(super) fn let_go_of_text(write: &mut RunWrite) {
+    if write.next.history_bytes > HISTORY_BYTES_PER_RUN {
+        write.text = None;
+    }
 }
 
 /// The history after a write, if all of it is known and small.

@@ -100,6 +100,11 @@ fn describe() {
         "What workers said of their caches of runs, by outcome."
     );
     describe_counter!("dw_timers_fired_total", "Timer rows that came due.");
+    describe_histogram!(
+        "dw_timer_lateness_seconds",
+        Unit::Seconds,
+        "From when a timer was due to the commit that fired it."
+    );
     describe_counter!(
         "dw_run_loads_total",
         "Reads of a run's history because memory did not have it."

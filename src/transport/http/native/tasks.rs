@@ -1,5 +1,6 @@
 //! Tasks on the wire: what a claimed workflow or activity task looks like, and polls without one.
 
+use actix_web::web::Bytes;
 use serde::Serialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
@@ -14,7 +15,7 @@ use crate::protocol::budget::Budget;
 use crate::protocol::capabilities::HISTORY_COMPRESSION_THRESHOLD;
 
 use super::super::compression::HistoryEncoding;
-use super::answer::Failure;
+use super::answer::{Failure, Fields};
 use super::cancellations::request_object;
 use super::page_tokens;
 use super::sessions::affinity;
@@ -43,13 +44,9 @@ impl ShownHistory {
     /// # Errors
     /// The stored text is no JSON, which is a defect.
     pub fn new(page: &Page, encoding: Option<HistoryEncoding>) -> Result<Self, Failure> {
-        let plain = events(&page.events)?;
-        let compressed = encoding
-            .filter(|_| page.count >= HISTORY_COMPRESSION_THRESHOLD.into())
-            .and_then(|encoding| Some((encoding.encode(plain.get())?, encoding.as_str())));
-        Ok(match compressed {
+        Ok(match compressed(page, encoding) {
             None => Self {
-                events: plain,
+                events: events(&page.events)?,
                 compressed: None,
                 encoding: None,
             },
@@ -60,6 +57,13 @@ impl ShownHistory {
             },
         })
     }
+}
+
+/// A page compressed, when that is asked for and worth while, and how.
+fn compressed(page: &Page, encoding: Option<HistoryEncoding>) -> Option<(String, &'static str)> {
+    let encoding = encoding.filter(|_| page.count >= HISTORY_COMPRESSION_THRESHOLD.into())?;
+    let listed = format!("[{}]", page.events);
+    Some((encoding.encode(&listed)?, encoding.as_str()))
 }
 
 /// When a lease began and ends.
@@ -93,6 +97,7 @@ pub fn history_size(state: &RunState, seen: u64) -> HistorySize {
     }
 }
 
+/// A workflow task up to its history.
 #[derive(Serialize)]
 struct WorkflowTask<'a> {
     task_kind: &'static str,
@@ -107,8 +112,11 @@ struct WorkflowTask<'a> {
     payload_codec: &'static str,
     arguments: &'a Payload,
     run_status: &'static str,
-    history_events: &'a RawValue,
-    history: &'a RawValue,
+}
+
+/// A workflow task from its history on.
+#[derive(Serialize)]
+struct WorkflowTaskEnd<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     history_events_compressed: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -262,13 +270,17 @@ fn resume_context(state: &RunState, resume: &Resume) -> ResumeContext {
 /// # Errors
 /// The stored history is no JSON, which is a defect.
 pub fn workflow_claim(
-    view: &WorkflowTaskView,
+    mut view: WorkflowTaskView,
     sticky: bool,
     encoding: Option<HistoryEncoding>,
-) -> Result<Vec<u8>, Failure> {
+) -> Result<Fields, Failure> {
     let state = &view.state;
     let begun = &state.begun;
-    let shown = ShownHistory::new(&view.page, encoding)?;
+    let compressed = compressed(&view.page, encoding);
+    let events = match &compressed {
+        Some(_) => Bytes::new(),
+        None => Bytes::from(std::mem::take(&mut view.page.events)),
+    };
     let resume = state
         .workflow_task
         .as_ref()
@@ -292,10 +304,10 @@ pub fn workflow_claim(
         payload_codec: "avro",
         arguments: &begun.input,
         run_status: status,
-        history_events: &shown.events,
-        history: &shown.events,
-        history_events_compressed: shown.compressed.as_deref(),
-        history_events_encoding: shown.encoding,
+    };
+    let end = WorkflowTaskEnd {
+        history_events_compressed: compressed.as_ref().map(|(text, _)| text.as_str()),
+        history_events_encoding: compressed.as_ref().map(|(_, encoding)| *encoding),
         next_history_page_token: view
             .page
             .next_after
@@ -310,14 +322,27 @@ pub fn workflow_claim(
         cancellation_request: state.cancellation.as_deref().map(request_object),
         resume,
     };
-    claim(&task, &view.lease)
+    let copied = begun.input.blob.len() + 2 * events.len().min(CLAIM_ROOM);
+    let mut fields = Fields::with_capacity(CLAIM_ROOM + copied);
+    fields.push(r#"{"task":"#);
+    fields.fields(b'{', &task)?;
+    for list in [r#","history_events":["#, r#"],"history":["#] {
+        fields.push(list);
+        fields.share(&events);
+    }
+    fields.push("]");
+    fields.fields(b',', &end)?;
+    fields.push("}");
+    fields.fields(b',', &ClaimEnd::of(&view.lease))?;
+    fields.push("}");
+    Ok(fields)
 }
 
 /// The fields of a poll that got an activity task.
 ///
 /// # Errors
 /// They cannot be written as JSON, which is a defect.
-pub fn activity_claim(view: &ActivityTaskView) -> Result<Vec<u8>, Failure> {
+pub fn activity_claim(view: &ActivityTaskView) -> Result<Fields, Failure> {
     #[derive(Serialize)]
     struct ActivityTask<'a> {
         task_id: TaskId,
@@ -383,8 +408,12 @@ pub fn activity_claim(view: &ActivityTaskView) -> Result<Vec<u8>, Failure> {
             .zip(view.session.as_ref())
             .map(|(asked, session)| affinity(asked, session)),
     };
-    claim(&task, lease)
+    let arguments = activity.arguments.as_ref();
+    sized_claim(&task, lease, arguments.map_or(0, |given| given.blob.len()))
 }
+
+/// Bytes of a task without its payloads and its history, roughly.
+const CLAIM_ROOM: usize = 4 << 10;
 
 /// The fields of a poll that got `task`.
 ///
@@ -393,24 +422,43 @@ pub fn activity_claim(view: &ActivityTaskView) -> Result<Vec<u8>, Failure> {
 pub fn claim<T: Serialize>(
     task: &T,
     lease: &crate::matching::GrantedLease,
-) -> Result<Vec<u8>, Failure> {
-    #[derive(Serialize)]
-    struct Claim<'a, T> {
-        task: &'a T,
-        poll_status: &'static str,
-        lease: Lease,
-        server_time: Timestamp,
+) -> Result<Fields, Failure> {
+    sized_claim(task, lease, 0)
+}
+
+/// [`claim`] of a task whose payloads have so many bytes.
+fn sized_claim<T: Serialize>(
+    task: &T,
+    lease: &crate::matching::GrantedLease,
+    bytes: usize,
+) -> Result<Fields, Failure> {
+    let mut fields = Fields::with_capacity(CLAIM_ROOM + bytes);
+    fields.push(r#"{"task":"#);
+    fields.value(task)?;
+    fields.fields(b',', &ClaimEnd::of(lease))?;
+    fields.push("}");
+    Ok(fields)
+}
+
+/// What every poll that got a task says after it.
+#[derive(Serialize)]
+struct ClaimEnd {
+    poll_status: &'static str,
+    lease: Lease,
+    server_time: Timestamp,
+}
+
+impl ClaimEnd {
+    fn of(lease: &crate::matching::GrantedLease) -> Self {
+        Self {
+            poll_status: "leased",
+            lease: Lease {
+                leased_at: lease.leased_at,
+                lease_expires_at: lease.lease_expires_at,
+            },
+            server_time: lease.leased_at,
+        }
     }
-    serde_json::to_vec(&Claim {
-        task,
-        poll_status: "leased",
-        lease: Lease {
-            leased_at: lease.leased_at,
-            lease_expires_at: lease.lease_expires_at,
-        },
-        server_time: lease.leased_at,
-    })
-    .map_err(|error| Failure::from(Fault::from(error)))
 }
 
 /// The fields of a poll that got nothing: `poll_status`, and why.
