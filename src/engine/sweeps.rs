@@ -349,10 +349,10 @@ async fn fire(core: &Arc<Core>, run: RunId, keys: Vec<TimerKey>) -> Option<Times
 /// Removes rows that nobody needs.
 async fn discard(core: &Core, run: RunId, keys: &[TimerKey], useless: impl Fn(TimerKey) -> bool) {
     for key in keys {
-        if useless(*key) {
-            if let Err(error) = timers::discard(&core.store.hot, run, *key).await {
-                tracing::warn!(error = %error, "a settled timer could not be removed");
-            }
+        if useless(*key)
+            && let Err(error) = timers::discard(&core.store.hot, run, *key).await
+        {
+            tracing::warn!(error = %error, "a settled timer could not be removed");
         }
     }
 }

@@ -67,14 +67,14 @@ pub(super) async fn write(
         Ok(item) => core.lanes.commit(item).await.map_err(|_| Fault::Busy),
     };
     let written = match outcome {
-            Err(fault) => Err(fault),
-            Ok(Outcome::Committed(at)) => Ok(Written::Committed(at)),
-            Ok(Outcome::Refused) => Ok(Written::Refused),
-            Ok(Outcome::Crowded) => Err(Fault::Busy),
-            Ok(Outcome::Closed(closed)) => Err(closed.into()),
-            Ok(Outcome::Failed) => Err(Fault::Bug),
-            Ok(Outcome::Unreached) => Err(Fault::Unavailable),
-            Ok(Outcome::Unknown) => Err(Fault::Unknown),
+        Err(fault) => Err(fault),
+        Ok(Outcome::Committed(at)) => Ok(Written::Committed(at)),
+        Ok(Outcome::Refused) => Ok(Written::Refused),
+        Ok(Outcome::Crowded) => Err(Fault::Busy),
+        Ok(Outcome::Closed(closed)) => Err(closed.into()),
+        Ok(Outcome::Failed) => Err(Fault::Bug),
+        Ok(Outcome::Unreached) => Err(Fault::Unavailable),
+        Ok(Outcome::Unknown) => Err(Fault::Unknown),
     };
     let label = match written {
         Ok(Written::Committed(_)) => "committed",

@@ -29,8 +29,14 @@ async fn closed(bench: &mut Bench, name: &str, shape: Shape, usual: usize) -> Re
         let figures = &shared.figures;
         round.value("late_p50_ms", figures.lateness.quantile(0.5));
         round.value("late_p99_ms", figures.lateness.quantile(0.99));
-        round.value("arrival_late_p50_ms", figures.arrival_lateness.quantile(0.5));
-        round.value("arrival_late_p99_ms", figures.arrival_lateness.quantile(0.99));
+        round.value(
+            "arrival_late_p50_ms",
+            figures.arrival_lateness.quantile(0.5),
+        );
+        round.value(
+            "arrival_late_p99_ms",
+            figures.arrival_lateness.quantile(0.99),
+        );
         if let Some(bound) = ninety_ninth(&before, &fired(bench).await) {
             round.value("commit_late_p99_below_ms", bound * 1_000.0);
         }
@@ -42,7 +48,14 @@ async fn closed(bench: &mut Bench, name: &str, shape: Shape, usual: usize) -> Re
 /// Timers by the bound, in seconds, that the server says the commits that fired them were not later than.
 async fn fired(bench: &Bench) -> Vec<(f64, f64)> {
     let mut connection = Connection::new(&bench.targets[0]);
-    let answer = api::call(&mut connection, "metrics", Plane::Control, "GET", "/metrics", "");
+    let answer = api::call(
+        &mut connection,
+        "metrics",
+        Plane::Control,
+        "GET",
+        "/metrics",
+        "",
+    );
     let Ok(answer) = answer.await else {
         return Vec::new();
     };
@@ -134,9 +147,7 @@ mod tests {
                 })
                 .collect::<String>()
         };
-        let between = |before, after| {
-            ninety_ninth(&buckets(&text(before)), &buckets(&text(after)))
-        };
+        let between = |before, after| ninety_ninth(&buckets(&text(before)), &buckets(&text(after)));
         assert_eq!(between([0, 50, 50], [99, 150, 150]), Some(0.1));
         assert_eq!(between([0, 50, 50], [98, 150, 150]), Some(1.0));
         assert_eq!(between([1, 1, 1], [1, 1, 9]), Some(f64::INFINITY));
