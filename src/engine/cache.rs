@@ -373,3 +373,105 @@ async fn refresh(core: &Core, slot: &Slot) -> Result<Option<Cached>, Fault> {
     core.cache.keep(slot, cached.clone());
     Ok(Some(cached))
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise")]
+
+    use super::*;
+    use crate::domain::event::Json;
+    use crate::domain::run::{Close, CloseReason, Contract, Settings, StartRequest, start};
+    use crate::domain::time::Timestamp;
+    use crate::payload::{Codec, Payload};
+
+    const MIB: usize = 1 << 20;
+
+    /// A write that begins run number `n` with an input of so many bytes.
+    fn begun(n: usize, bytes: usize) -> RunWrite {
+        let at = Timestamp::from_micros(1);
+        let run = RunId::new(at, n as u128);
+        let empty = Json::from(serde_json::value::RawValue::from_string("{}".to_owned()).unwrap());
+        let request = StartRequest {
+            namespace: "default".into(),
+            workflow_id: format!("wf-{n}").as_str().into(),
+            workflow_type: "flow".into(),
+            queue: "q".into(),
+            input: Payload::new(Codec::Avro, "x".repeat(bytes)),
+            business_key: None,
+            memo: empty.clone(),
+            search_attributes: empty,
+            execution_timeout_seconds: None,
+            run_timeout_seconds: None,
+            priority: 5,
+            fairness_key: None,
+            fairness_weight: 1,
+            build_id: None,
+            contract: Contract::default(),
+        };
+        let mut write = start(run, request, at, &Settings::default()).write;
+        write.seal().unwrap();
+        let_go_of_text(&mut write);
+        write
+    }
+
+    /// Rule: large runs have a bound of their own, and leave small ones alone.
+    #[test]
+    fn large_runs_are_forgotten_first() {
+        let cache = Cache::default();
+        let small = begun(0, 10);
+        cache.written(&small, None);
+        for n in 1..=40 {
+            cache.written(&begun(n, MIB), None);
+            let large = cache.large.load(Ordering::Relaxed);
+            assert!(large <= LARGE_BYTES_KEPT, "{large} bytes after {n} runs");
+        }
+        let known = |n: usize| cache.known(begun(n, 1).next.id);
+        assert!(known(40).is_some(), "the last one is there");
+        assert!(known(1).is_none(), "the first large one is gone");
+        assert!(known(0).unwrap().history.is_some(), "the small one stays");
+        let bytes = cache.bytes.load(Ordering::Relaxed);
+        let large = cache.large.load(Ordering::Relaxed);
+        assert!(large >= LARGE_BYTES_KEPT / 2 - 2 * MIB, "{large}");
+        assert!(bytes > large && bytes < large + 10_000, "{bytes}, {large}");
+        for n in 0..=40 {
+            cache.forget(begun(n, 1).next.id);
+        }
+        assert_eq!(cache.bytes.load(Ordering::Relaxed), 0);
+        assert_eq!(cache.large.load(Ordering::Relaxed), 0);
+    }
+
+    /// Rule: a large run that has closed is not remembered.
+    #[test]
+    fn closed_runs_are_kept_only_while_they_are_small() {
+        for (bytes, stays) in [(10, true), (MIB, false)] {
+            let cache = Cache::default();
+            let write = begun(1, bytes);
+            cache.written(&write, None);
+            assert!(cache.known(write.next.id).is_some());
+            let mut closed = write.clone();
+            let state = Arc::make_mut(&mut closed.next);
+            state.version += 1;
+            state.close = Some(Arc::new(Close {
+                reason: CloseReason::Completed,
+                at: Timestamp::from_micros(2),
+                event: 2,
+                output: None,
+                failure: None,
+                detail: None,
+                continued_to: None,
+                under_lease: None,
+            }));
+            closed.base = write.next.version;
+            closed.events.clear();
+            cache.written(&closed, None);
+            assert_eq!(cache.known(write.next.id).is_some(), stays, "{bytes} bytes");
+            assert_eq!(cache.large.load(Ordering::Relaxed), 0);
+        }
+    }
+
+    #[test]
+    fn the_text_of_a_large_write_is_not_kept() {
+        assert!(begun(1, 10).text.is_some());
+        assert!(begun(1, MIB).text.is_none());
+    }
+}

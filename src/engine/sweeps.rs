@@ -379,3 +379,49 @@ fn time_out(core: &Arc<Core>, overdue: OverdueRow) {
         let _ = runs::apply(&core, task.run, input).await;
     });
 }
+
+#[cfg(test)]
+mod tests {
+    use std::task::{Context, Poll, Waker};
+
+    use super::*;
+
+    /// Rule: a run whose timers take long to fire holds up nobody else's, up to a bound.
+    #[test]
+    fn a_pass_waits_for_room_and_not_for_every_run() {
+        let firing: Arc<Firing> = Arc::default();
+        let run = |n| RunId::new(Timestamp::from_micros(1), n);
+        let mut context = Context::from_waker(Waker::noop());
+        let mut room = |firing: &Arc<Firing>| {
+            let mut room = Box::pin(firing.room());
+            match room.as_mut().poll(&mut context) {
+                Poll::Ready(flying) => Some((flying.runs, flying.timers)),
+                Poll::Pending => None,
+            }
+        };
+        assert_eq!(room(&firing), Some((HashSet::new(), 0)));
+        let slow = firing.begin(run(1), FIRING);
+        assert_eq!(room(&firing), Some((HashSet::from([run(1)]), FIRING)));
+        let other = firing.begin(run(2), 1);
+        assert_eq!(room(&firing), None, "full");
+        drop(other);
+        assert_eq!(room(&firing), Some((HashSet::from([run(1)]), FIRING)));
+        drop(slow);
+        assert_eq!(room(&firing), Some((HashSet::new(), 0)));
+    }
+
+    /// Whoever waits for room is told of it.
+    #[tokio::test]
+    async fn room_comes_when_a_run_has_fired() {
+        let firing: Arc<Firing> = Arc::default();
+        let first = firing.begin(RunId::new(Timestamp::from_micros(1), 1), FIRING + 1);
+        let waiting = tokio::spawn({
+            let firing = Arc::clone(&firing);
+            async move { firing.room().await.timers }
+        });
+        tokio::task::yield_now().await;
+        assert!(!waiting.is_finished());
+        drop(first);
+        assert_eq!(waiting.await.ok(), Some(0));
+    }
+}
