@@ -23,7 +23,7 @@ const BYTES_KEPT: usize = 128 << 20;
 /// A run that counts for more than this is large.
 const LARGE: usize = 256 << 10;
 /// Bytes that are remembered over all large runs. They are few, and each is worth many small ones.
-const LARGE_BYTES_KEPT: usize = 16 << 20;
+const LARGE_BYTES_KEPT: usize = 32 << 20;
 /// A run with more history than this is served from the database.
 const HISTORY_BYTES_PER_RUN: u64 = 64 << 10;
 
@@ -420,20 +420,20 @@ mod tests {
         let cache = Cache::default();
         let small = begun(0, 10);
         cache.written(&small, None);
-        for n in 1..=40 {
+        for n in 1..=80 {
             cache.written(&begun(n, MIB), None);
             let large = cache.large.load(Ordering::Relaxed);
             assert!(large <= LARGE_BYTES_KEPT, "{large} bytes after {n} runs");
         }
         let known = |n: usize| cache.known(begun(n, 1).next.id);
-        assert!(known(40).is_some(), "the last one is there");
+        assert!(known(80).is_some(), "the last one is there");
         assert!(known(1).is_none(), "the first large one is gone");
         assert!(known(0).unwrap().history.is_some(), "the small one stays");
         let bytes = cache.bytes.load(Ordering::Relaxed);
         let large = cache.large.load(Ordering::Relaxed);
         assert!(large >= LARGE_BYTES_KEPT / 2 - 2 * MIB, "{large}");
         assert!(bytes > large && bytes < large + 10_000, "{bytes}, {large}");
-        for n in 0..=40 {
+        for n in 0..=80 {
             cache.forget(begun(n, 1).next.id);
         }
         assert_eq!(cache.bytes.load(Ordering::Relaxed), 0);
