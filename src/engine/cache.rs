@@ -471,7 +471,14 @@ mod tests {
 
     #[test]
     fn the_text_of_a_large_write_is_not_kept() {
-        assert!(begun(1, 10).text.is_some());
-        assert!(begun(1, MIB).text.is_none());
+        for (bytes, stays) in [
+            (HISTORY_BYTES_PER_RUN, true),
+            (HISTORY_BYTES_PER_RUN + 1, false),
+        ] {
+            let mut write = begun(1, 10);
+            Arc::make_mut(&mut write.next).history_bytes = bytes;
+            let_go_of_text(&mut write);
+            assert_eq!(write.text.is_some(), stays, "{bytes} bytes");
+        }
     }
 }

@@ -49,8 +49,5 @@ async fn a_flood_of_timers_fires_each_of_them_once() {
             assert!(due <= at, "{at} is before {due}");
         }
     }
-    let metrics = client.bare(reqwest::Method::GET, "/metrics").send().await;
-    let metrics = metrics.unwrap().text().await.unwrap();
-    assert!(metrics.contains("dw_timer_lateness_seconds_count"));
     server.stop().await;
 }
