@@ -135,6 +135,7 @@ impl Round {
             ("signal", &figures.signal_call),
             ("query", &figures.query_call),
             ("timer_lateness", &figures.lateness),
+            ("timer_arrival_lateness", &figures.arrival_lateness),
         ] {
             if histogram.count() > 0 {
                 latencies.insert(name.to_owned(), histogram.json());

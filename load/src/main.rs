@@ -15,6 +15,7 @@ mod reference;
 mod server;
 mod shape;
 mod spread;
+mod times;
 mod workloads;
 
 use std::process::ExitCode;

@@ -4,6 +4,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use crate::payload::text_blob;
+use crate::times;
 
 /// Commands of one completion that carries markers.
 pub const MARKERS: usize = 500;
@@ -69,6 +70,7 @@ pub struct WorkflowTask<'a> {
 #[derive(Deserialize)]
 pub struct Event<'a> {
     pub event_type: &'a str,
+    pub recorded_at: Option<&'a str>,
     #[serde(borrow)]
     pub payload: &'a RawValue,
 }
@@ -117,6 +119,30 @@ impl Step {
                 r#"[{{"type":"complete_workflow","result":{result}}}]"#
             ))
         }
+    }
+}
+
+/// How late the timer of a history fired: from the time that it was set for to the time of the event that
+/// says so, both of the server's clock. Nothing when it has not fired.
+///
+/// # Errors
+/// It fired too early, or says no times.
+pub fn fire_lateness(events: &[Event<'_>]) -> Result<Option<f64>, String> {
+    #[derive(Deserialize)]
+    struct Fired<'a> {
+        fire_at: &'a str,
+    }
+    let Some(event) = events.iter().find(|event| event.event_type == "TimerFired") else {
+        return Ok(None);
+    };
+    let fired: Fired<'_> = serde_json::from_str(event.payload.get())
+        .map_err(|error| format!("TimerFired without its time: {error}"))?;
+    let due = times::seconds(fired.fire_at);
+    let late = event.recorded_at.and_then(times::seconds).zip(due);
+    match late.map(|(at, due)| at - due) {
+        Some(late) if late >= 0.0 => Ok(Some(late)),
+        Some(early) => Err(format!("a timer fired {} s early", -early)),
+        None => Err("TimerFired without its times".to_owned()),
     }
 }
 

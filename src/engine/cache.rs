@@ -20,6 +20,10 @@ use crate::store::load::{self, Batch};
 const RUNS_KEPT: usize = 20_000;
 /// Bytes that are remembered over all runs: of history, and of what callers and workers put into states.
 const BYTES_KEPT: usize = 128 << 20;
+/// A run that counts for more than this is large.
+const LARGE: usize = 256 << 10;
+/// Bytes that are remembered over all large runs. They are few, and each is worth many small ones.
+const LARGE_BYTES_KEPT: usize = 32 << 20;
 /// A run with more history than this is served from the database.
 const HISTORY_BYTES_PER_RUN: u64 = 64 << 10;
 
@@ -78,6 +82,8 @@ pub(super) struct Cache {
     slots: Mutex<HashMap<RunId, Arc<Slot>>>,
     uses: AtomicU64,
     bytes: AtomicUsize,
+    /// Of them, those of large runs.
+    large: AtomicUsize,
 }
 
 impl Cache {
@@ -110,11 +116,35 @@ impl Cache {
         uses.sort_unstable();
         let horizon = uses.get(uses.len() / 4).copied().unwrap_or(0);
         slots.retain(|_, slot| slot.used.load(Ordering::Relaxed) > horizon);
-        let bytes = slots
-            .values()
-            .filter_map(|slot| lock(&slot.cached).as_ref().map(|cached| cached.bytes))
-            .sum();
+        let (mut bytes, mut large) = (0, 0);
+        for slot in slots.values() {
+            let kept = lock(&slot.cached).as_ref().map_or(0, |kept| kept.bytes);
+            bytes += kept;
+            large += large_part(kept);
+        }
         self.bytes.store(bytes, Ordering::Relaxed);
+        self.large.store(large, Ordering::Relaxed);
+    }
+
+    /// Forgets the least recently used large runs until half of their bytes are left.
+    fn forget_large(&self) {
+        let mut found: Vec<(u64, Arc<Slot>)> = lock(&self.slots)
+            .values()
+            .filter(|slot| {
+                let kept = lock(&slot.cached);
+                kept.as_ref().is_some_and(|kept| kept.bytes > LARGE)
+            })
+            .map(|slot| (slot.used.load(Ordering::Relaxed), Arc::clone(slot)))
+            .collect();
+        found.sort_unstable_by_key(|(used, _)| *used);
+        for (_, slot) in found {
+            if self.large.load(Ordering::Relaxed) <= LARGE_BYTES_KEPT / 2 {
+                break;
+            }
+            if let Some(kept) = lock(&slot.cached).take() {
+                self.let_go(kept.bytes);
+            }
+        }
     }
 
     /// Remembers a run, unless something newer is remembered.
@@ -128,10 +158,23 @@ impl Cache {
             .as_ref()
             .is_none_or(|known| known.cached.state.version <= kept.cached.state.version)
         {
-            self.bytes.fetch_add(kept.bytes, Ordering::Relaxed);
-            if let Some(before) = known.replace(kept) {
+            // Nobody works on a closed run: a large one is not worth its memory.
+            let is_kept = kept.cached.state.close.is_none() || kept.bytes <= LARGE;
+            let before = if is_kept {
+                self.bytes.fetch_add(kept.bytes, Ordering::Relaxed);
+                self.large
+                    .fetch_add(large_part(kept.bytes), Ordering::Relaxed);
+                known.replace(kept)
+            } else {
+                known.take()
+            };
+            if let Some(before) = before {
                 self.let_go(before.bytes);
             }
+        }
+        drop(known);
+        if self.large.load(Ordering::Relaxed) > LARGE_BYTES_KEPT {
+            self.forget_large();
         }
     }
 
@@ -188,11 +231,11 @@ impl Cache {
 
     /// Bytes are remembered no more. The sum may be off for a moment while an eviction counts anew.
     fn let_go(&self, bytes: usize) {
-        let _ = self
-            .bytes
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |sum| {
+        for (sum, bytes) in [(&self.bytes, bytes), (&self.large, large_part(bytes))] {
+            let _ = sum.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |sum| {
                 Some(sum.saturating_sub(bytes))
             });
+        }
     }
 
     /// Something to wait on for the next write of a run.
@@ -201,11 +244,23 @@ impl Cache {
     }
 }
 
+/// What a run counts for among the large ones.
+fn large_part(bytes: usize) -> usize {
+    if bytes > LARGE { bytes } else { 0 }
+}
+
 fn bytes(cached: &Cached) -> usize {
     let history = cached.history.as_ref().map_or(0, |_| {
         usize::try_from(cached.state.history_bytes).unwrap_or(usize::MAX)
     });
     history.saturating_add(cached.state.held_bytes())
+}
+
+/// Drops the text of a write whose run is served from the database.
+pub(super) fn let_go_of_text(write: &mut RunWrite) {
+    if write.next.history_bytes > HISTORY_BYTES_PER_RUN {
+        write.text = None;
+    }
 }
 
 /// The history after a write, if all of it is known and small.
@@ -347,4 +402,113 @@ async fn refresh(core: &Core, slot: &Slot) -> Result<Option<Cached>, Fault> {
     };
     core.cache.keep(slot, cached.clone());
     Ok(Some(cached))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise")]
+
+    use super::*;
+    use crate::domain::event::Json;
+    use crate::domain::run::{Close, CloseReason, Contract, Settings, StartRequest, start};
+    use crate::domain::time::Timestamp;
+    use crate::payload::{Codec, Payload};
+
+    const MIB: usize = 1 << 20;
+
+    /// A write that begins run number `n` with an input of so many bytes.
+    fn begun(n: usize, bytes: usize) -> RunWrite {
+        let at = Timestamp::from_micros(1);
+        let run = RunId::new(at, n as u128);
+        let empty = Json::from(serde_json::value::RawValue::from_string("{}".to_owned()).unwrap());
+        let request = StartRequest {
+            namespace: "default".into(),
+            workflow_id: format!("wf-{n}").as_str().into(),
+            workflow_type: "flow".into(),
+            queue: "q".into(),
+            input: Payload::new(Codec::Avro, "x".repeat(bytes)),
+            business_key: None,
+            memo: empty.clone(),
+            search_attributes: empty,
+            execution_timeout_seconds: None,
+            run_timeout_seconds: None,
+            priority: 5,
+            fairness_key: None,
+            fairness_weight: 1,
+            build_id: None,
+            contract: Contract::default(),
+        };
+        let mut write = start(run, request, at, &Settings::default()).write;
+        write.seal().unwrap();
+        let_go_of_text(&mut write);
+        write
+    }
+
+    /// Rule: large runs have a bound of their own, and leave small ones alone.
+    #[test]
+    fn large_runs_are_forgotten_first() {
+        let cache = Cache::default();
+        let small = begun(0, 10);
+        cache.written(&small, None);
+        for n in 1..=80 {
+            cache.written(&begun(n, MIB), None);
+            let large = cache.large.load(Ordering::Relaxed);
+            assert!(large <= LARGE_BYTES_KEPT, "{large} bytes after {n} runs");
+        }
+        let known = |n: usize| cache.known(begun(n, 1).next.id);
+        assert!(known(80).is_some(), "the last one is there");
+        assert!(known(1).is_none(), "the first large one is gone");
+        assert!(known(0).unwrap().history.is_some(), "the small one stays");
+        let bytes = cache.bytes.load(Ordering::Relaxed);
+        let large = cache.large.load(Ordering::Relaxed);
+        assert!(large >= LARGE_BYTES_KEPT / 2 - 2 * MIB, "{large}");
+        assert!(bytes > large && bytes < large + 10_000, "{bytes}, {large}");
+        for n in 0..=80 {
+            cache.forget(begun(n, 1).next.id);
+        }
+        assert_eq!(cache.bytes.load(Ordering::Relaxed), 0);
+        assert_eq!(cache.large.load(Ordering::Relaxed), 0);
+    }
+
+    /// Rule: a large run that has closed is not remembered.
+    #[test]
+    fn closed_runs_are_kept_only_while_they_are_small() {
+        for (bytes, stays) in [(10, true), (MIB, false)] {
+            let cache = Cache::default();
+            let write = begun(1, bytes);
+            cache.written(&write, None);
+            assert!(cache.known(write.next.id).is_some());
+            let mut closed = write.clone();
+            let state = Arc::make_mut(&mut closed.next);
+            state.version += 1;
+            state.close = Some(Arc::new(Close {
+                reason: CloseReason::Completed,
+                at: Timestamp::from_micros(2),
+                event: 2,
+                output: None,
+                failure: None,
+                detail: None,
+                continued_to: None,
+                under_lease: None,
+            }));
+            closed.base = write.next.version;
+            closed.events.clear();
+            cache.written(&closed, None);
+            assert_eq!(cache.known(write.next.id).is_some(), stays, "{bytes} bytes");
+            assert_eq!(cache.large.load(Ordering::Relaxed), 0);
+        }
+    }
+
+    #[test]
+    fn the_text_of_a_large_write_is_not_kept() {
+        for (bytes, stays) in [
+            (HISTORY_BYTES_PER_RUN, true),
+            (HISTORY_BYTES_PER_RUN + 1, false),
+        ] {
+            let mut write = begun(1, 10);
+            Arc::make_mut(&mut write.next).history_bytes = bytes;
+            let_go_of_text(&mut write);
+            assert_eq!(write.text.is_some(), stays, "{bytes} bytes");
+        }
+    }
 }

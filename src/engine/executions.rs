@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::cache;
 use super::error::{ApplyError, Fault};
 use super::runs::{self, Applied};
-use super::write::{Written, write};
+use super::write::{Cause, Written, write};
 use super::{Core, Engine, rollouts};
 use crate::domain::ids::{Namespace, RunId, TaskId, WorkflowId};
 use crate::domain::limits::LimitKind;
@@ -307,7 +307,7 @@ async fn start(
         let now = core.clock.now();
         let run = RunId::new(now, uuid::Uuid::new_v4().as_u128());
         let mut decision = run::start(run, request, now, &core.settings.run);
-        match write(core, &mut decision, None).await? {
+        match write(core, &mut decision, None, Cause::Asked).await? {
             Written::Committed(_) => {
                 return Ok(Started {
                     state: decision.write.next,

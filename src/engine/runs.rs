@@ -10,7 +10,7 @@ use super::Core;
 use super::cache;
 use super::driven::Driven;
 use super::error::{ApplyError, Fault};
-use super::write::{Written, write};
+use super::write::{Cause, Written, write};
 use crate::domain::decision::Decision;
 use crate::domain::ids::RunId;
 use crate::domain::run::{Input, Refusal, Reply, RunState, Verdict, decide};
@@ -185,7 +185,13 @@ async fn process(core: &Core, run: RunId, jobs: Vec<Job>) {
             put_front(&mut waiting, left);
             continue;
         };
-        match write(core, &mut decision, Some(&cached)).await {
+        let due = |job: &Job| matches!(job.input, Input::TimersDue { .. });
+        let cause = if round.iter().any(due) {
+            Cause::Due
+        } else {
+            Cause::Asked
+        };
+        match write(core, &mut decision, Some(&cached), cause).await {
             Ok(Written::Committed(at)) => {
                 let state = decision.write.next;
                 let left = answer(round, said, &state, at);

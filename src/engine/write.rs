@@ -26,6 +26,15 @@ pub(super) enum Written {
     Refused,
 }
 
+/// Who wants a decision to be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Cause {
+    /// A caller, who can be told to come back.
+    Asked,
+    /// It is due.
+    Due,
+}
+
 /// A poll that an opened task was promised to.
 struct Promise {
     poll: Reserved,
@@ -44,21 +53,29 @@ pub(super) async fn write(
     core: &Core,
     decision: &mut Decision,
     base: Option<&Cached>,
+    cause: Cause,
 ) -> Result<Written, Fault> {
     let now = core.clock.now();
     let promises = promise(core, decision, now);
-    let written = match Item::new(decision) {
+    let item = Item::new(decision);
+    // Kept for pages from memory only, and large ones are not.
+    for write in decision.writes_mut() {
+        super::cache::let_go_of_text(write);
+    }
+    let outcome = match item {
         Err(error) => Err(error.into()),
-        Ok(item) => match core.lanes.commit(item).await {
-            Err(crate::store::lane::Busy) => Err(Fault::Busy),
-            Ok(Outcome::Committed(at)) => Ok(Written::Committed(at)),
-            Ok(Outcome::Refused) => Ok(Written::Refused),
-            Ok(Outcome::Crowded) => Err(Fault::Busy),
-            Ok(Outcome::Closed(closed)) => Err(closed.into()),
-            Ok(Outcome::Failed) => Err(Fault::Bug),
-            Ok(Outcome::Unreached) => Err(Fault::Unavailable),
-            Ok(Outcome::Unknown) => Err(Fault::Unknown),
-        },
+        Ok(item) if cause == Cause::Due => Ok(core.lanes.commit_due(item).await),
+        Ok(item) => core.lanes.commit(item).await.map_err(|_| Fault::Busy),
+    };
+    let written = match outcome {
+        Err(fault) => Err(fault),
+        Ok(Outcome::Committed(at)) => Ok(Written::Committed(at)),
+        Ok(Outcome::Refused) => Ok(Written::Refused),
+        Ok(Outcome::Crowded) => Err(Fault::Busy),
+        Ok(Outcome::Closed(closed)) => Err(closed.into()),
+        Ok(Outcome::Failed) => Err(Fault::Bug),
+        Ok(Outcome::Unreached) => Err(Fault::Unavailable),
+        Ok(Outcome::Unknown) => Err(Fault::Unknown),
     };
     let label = match written {
         Ok(Written::Committed(_)) => "committed",

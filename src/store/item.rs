@@ -141,6 +141,13 @@ pub(super) struct RunRows {
     pub relays: Vec<(i64, String)>,
 }
 
+impl RunRows {
+    fn bytes(&self) -> usize {
+        let relays: usize = self.relays.iter().map(|(_, body)| body.len()).sum();
+        self.history.events.len() + self.history.journal.len() + relays
+    }
+}
+
 /// One decision, ready for the door.
 pub struct Item {
     pub(super) run: RunId,
@@ -149,6 +156,7 @@ pub struct Item {
     pub(super) workflow: Option<WorkflowRow>,
     pub(super) request: Option<RequestRow>,
     pub(super) runs: Vec<RunRows>,
+    bytes: usize,
 }
 
 impl Item {
@@ -198,10 +206,11 @@ impl Item {
         let run = decision.run_id();
         let base = long(decision.write.base);
         let claims_workflow = workflow.is_some();
-        let runs = decision
+        let runs: Vec<RunRows> = decision
             .writes_mut()
             .map(|write| run_rows(write, claims_workflow))
             .collect::<serde_json::Result<_>>()?;
+        let bytes = runs.iter().map(RunRows::bytes).sum();
         Ok(Self {
             run,
             base,
@@ -209,7 +218,14 @@ impl Item {
             workflow,
             request,
             runs,
+            bytes,
         })
+    }
+
+    /// Bytes of history and of messages to other runs, as they are sent to the database: all of it that
+    /// may be large.
+    pub fn bytes(&self) -> usize {
+        self.bytes
     }
 
     /// The deciding run.

@@ -4,15 +4,23 @@
 use std::collections::{HashSet, VecDeque};
 use std::time::Duration;
 
-use sqlx::PgConnection;
+use sqlx::{Connection as _, PgConnection};
 use tokio::sync::{mpsc, oneshot};
 
 use super::Store;
 use super::commit::{self, MAX_BATCH, Outcome};
 use super::item::Item;
+use crate::domain::ids::RunId;
 
 /// Items that may wait in front of a lane; what is over is told to come back.
 pub const QUEUE_BOUND: usize = 4_096;
+/// Items of due work that may wait in front of a lane beside those; what is over waits for room.
+pub const DUE_BOUND: usize = 256;
+/// Bytes of history in one statement; a single item may have more. A statement is in memory a few times
+/// while it is sent, and what is large would delay everything that came along.
+pub const BATCH_BYTES: usize = 2 << 20;
+/// Bytes of history of a statement after which the connection gives its buffers back.
+const SHRINK_OVER: usize = 256 << 10;
 /// Wait before another try to reach the database.
 const RECONNECT_DELAY: Duration = Duration::from_millis(200);
 
@@ -25,10 +33,17 @@ struct Job {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Busy;
 
+/// What waits in front of one lane.
+#[derive(Clone)]
+struct Queue {
+    asked: mpsc::Sender<Job>,
+    due: mpsc::Sender<Job>,
+}
+
 /// A handle on all lanes.
 #[derive(Clone)]
 pub struct Lanes {
-    queues: Vec<mpsc::Sender<Job>>,
+    queues: Vec<Queue>,
 }
 
 impl Lanes {
@@ -38,9 +53,11 @@ impl Lanes {
     pub fn start(store: &Store, count: usize, batch: usize) -> Self {
         let queues = (0..count.max(1))
             .map(|_| {
-                let (queue, jobs) = mpsc::channel(QUEUE_BOUND);
+                let (asked, waiting) = mpsc::channel(QUEUE_BOUND);
+                let (due, due_waiting) = mpsc::channel(DUE_BOUND);
+                let jobs = Jobs::new(waiting, due_waiting);
                 tokio::spawn(run(store.clone(), jobs, batch.clamp(1, MAX_BATCH)));
-                queue
+                Queue { asked, due }
             })
             .collect();
         Self { queues }
@@ -51,32 +68,97 @@ impl Lanes {
     /// # Errors
     /// [`Busy`] when too much is waiting; nothing was written.
     pub async fn commit(&self, item: Item) -> Result<Outcome, Busy> {
-        let lane = usize::try_from(item.run().spread() % self.queues.len() as u64).unwrap_or(0);
         let (answer, outcome) = oneshot::channel();
-        self.queues[lane]
+        self.queue(&item)
+            .asked
             .try_send(Job { item, answer })
             .map_err(|_| Busy)?;
         Ok(outcome.await.unwrap_or(Outcome::Unknown))
     }
+
+    /// Writes an item that nobody asked for, because it is due, and says what became of it. Such items
+    /// do not stand behind those that callers wait for: each statement has room for both.
+    pub async fn commit_due(&self, item: Item) -> Outcome {
+        let (answer, outcome) = oneshot::channel();
+        // Nobody is there who could be told to come back.
+        let _ = self.queue(&item).due.send(Job { item, answer }).await;
+        outcome.await.unwrap_or(Outcome::Unknown)
+    }
+
+    fn queue(&self, item: &Item) -> &Queue {
+        let lane = item.run().spread() % self.queues.len() as u64;
+        &self.queues[usize::try_from(lane).unwrap_or(0)]
+    }
 }
 
-async fn run(store: Store, mut jobs: mpsc::Receiver<Job>, most: usize) {
-    let mut connection: Option<PgConnection> = None;
-    let mut held: VecDeque<Job> = VecDeque::new();
-    loop {
-        if held.is_empty() {
-            match jobs.recv().await {
-                Some(job) => held.push_back(job),
-                None => return,
-            }
-        }
-        while held.len() < 2 * most {
-            match jobs.try_recv() {
-                Ok(job) => held.push_back(job),
+/// The jobs of a lane: those that callers wait for, and those that are due.
+struct Jobs {
+    asked: Line,
+    due: Line,
+    /// Who has the odd place of a statement.
+    turn: bool,
+}
+
+/// Jobs in order, taken out of the queue as far as the next statement may need them.
+struct Line {
+    queue: mpsc::Receiver<Job>,
+    held: VecDeque<Job>,
+}
+
+impl Line {
+    fn new(queue: mpsc::Receiver<Job>) -> Self {
+        let held = VecDeque::new();
+        Self { queue, held }
+    }
+
+    fn fill(&mut self, most: usize) {
+        while self.held.len() < most {
+            match self.queue.try_recv() {
+                Ok(job) => self.held.push_back(job),
                 Err(_) => break,
             }
         }
-        let batch = next_batch(&mut held, most);
+    }
+}
+
+impl Jobs {
+    fn new(asked: mpsc::Receiver<Job>, due: mpsc::Receiver<Job>) -> Self {
+        Self {
+            asked: Line::new(asked),
+            due: Line::new(due),
+            turn: false,
+        }
+    }
+
+    /// The jobs of the next statement, `most` at most; `None` when there will be no more. While both
+    /// kinds wait each has half of it.
+    async fn next(&mut self, most: usize) -> Option<Vec<Job>> {
+        if self.asked.held.is_empty() && self.due.held.is_empty() {
+            tokio::select! {
+                Some(job) = self.asked.queue.recv() => self.asked.held.push_back(job),
+                Some(job) = self.due.queue.recv() => self.due.held.push_back(job),
+                else => return None,
+            }
+        }
+        self.asked.fill(2 * most);
+        self.due.fill(2 * most);
+        self.turn = !self.turn;
+        let share = if self.asked.held.is_empty() {
+            most
+        } else {
+            (most + usize::from(self.turn)) / 2
+        };
+        let mut batch = Batch::default();
+        batch.take(&mut self.due.held, share);
+        batch.take(&mut self.asked.held, most);
+        batch.take(&mut self.due.held, most);
+        Some(batch.jobs)
+    }
+}
+
+async fn run(store: Store, mut jobs: Jobs, most: usize) {
+    let mut connection: Option<PgConnection> = None;
+    while let Some(batch) = jobs.next(most).await {
         let (items, answers): (Vec<Item>, Vec<oneshot::Sender<Outcome>>) =
             batch.into_iter().map(|job| (job.item, job.answer)).unzip();
         let outcomes = match reach(&store, &mut connection).await {
@@ -88,6 +170,12 @@ async fn run(store: Store, mut jobs: mpsc::Receiver<Job>, most: usize) {
         if outcomes.contains(&Outcome::Unknown) {
             connection = None;
         }
+        let bytes: usize = items.iter().map(Item::bytes).sum();
+        if bytes > SHRINK_OVER
+            && let Some(connection) = &mut connection
+        {
+            connection.shrink_buffers();
+        }
         for (answer, outcome) in answers.into_iter().zip(outcomes) {
             // A caller that hung up has no use for the answer; the write stands.
             let _ = answer.send(outcome);
@@ -95,29 +183,43 @@ async fn run(store: Store, mut jobs: mpsc::Receiver<Job>, most: usize) {
     }
 }
 
-/// The jobs of the next statement, `most` at most: a run at most once, a workflow id at most once. What does not fit
-/// keeps its place in the queue.
-fn next_batch(held: &mut VecDeque<Job>, most: usize) -> Vec<Job> {
-    let mut batch = Vec::with_capacity(held.len().min(most));
-    let mut runs = HashSet::new();
-    let mut keys = HashSet::new();
-    let mut later = VecDeque::new();
-    while let Some(job) = held.pop_front() {
-        let key = job.item.key();
-        let fits = batch.len() < most
-            && !runs.contains(&job.item.run())
-            && key.as_ref().is_none_or(|key| !keys.contains(key));
-        // A run whose turn has passed waits whole, so that its order stays.
-        runs.insert(job.item.run());
-        if fits {
-            keys.extend(key);
-            batch.push(job);
-        } else {
-            later.push_back(job);
+/// The jobs of one statement: a run at most once, a key at most once, and not too many bytes.
+#[derive(Default)]
+struct Batch {
+    jobs: Vec<Job>,
+    bytes: usize,
+    runs: HashSet<RunId>,
+    keys: HashSet<String>,
+}
+
+impl Batch {
+    /// Takes jobs until there are `most` in all. What does not fit keeps its place in the line.
+    fn take(&mut self, line: &mut VecDeque<Job>, most: usize) {
+        let mut later = VecDeque::new();
+        while self.jobs.len() < most
+            && let Some(job) = line.pop_front()
+        {
+            let bytes = self.bytes + job.item.bytes();
+            if bytes > BATCH_BYTES && !self.jobs.is_empty() {
+                line.push_front(job);
+                break;
+            }
+            let key = job.item.key();
+            let fits = !self.runs.contains(&job.item.run())
+                && key.as_ref().is_none_or(|key| !self.keys.contains(key));
+            // A run whose turn has passed waits whole, so that its order stays.
+            self.runs.insert(job.item.run());
+            if fits {
+                self.keys.extend(key);
+                self.bytes = bytes;
+                self.jobs.push(job);
+            } else {
+                later.push_back(job);
+            }
         }
+        later.append(line);
+        *line = later;
     }
-    *held = later;
-    batch
 }
 
 /// The lane's connection, opened anew when it was lost. `None` when the database stays away.

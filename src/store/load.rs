@@ -48,8 +48,8 @@ impl TryFrom<BatchRow> for Batch {
             version: unsigned(row.version),
             first_event: unsigned(row.first_event_id),
             count: unsigned32(row.event_count),
-            events: packed::unpack(&row.events)?.into(),
-            journal: packed::unpack(&row.journal)?.into(),
+            events: packed::unpack_owned(row.events)?.into(),
+            journal: packed::unpack_owned(row.journal)?.into(),
         })
     }
 }

@@ -87,6 +87,18 @@ pub fn text_length(packed: &[u8]) -> usize {
     }
 }
 
+/// [`unpack`] without copying what is plain.
+///
+/// # Errors
+/// [`Damaged`].
+pub fn unpack_owned(mut packed: Vec<u8>) -> Result<String, Damaged> {
+    if packed.first() != Some(&PLAIN) {
+        return unpack(&packed);
+    }
+    packed.remove(0);
+    Ok(String::from_utf8(packed)?)
+}
+
 /// The text that was packed.
 ///
 /// # Errors
@@ -154,7 +166,8 @@ mod tests {
             let text = text.repeat(times);
             let packed = pack(&text);
             prop_assert_eq!(text_length(&packed), text.len());
-            prop_assert_eq!(unpack(&packed).unwrap(), text);
+            prop_assert_eq!(&unpack(&packed).unwrap(), &text);
+            prop_assert_eq!(unpack_owned(packed).unwrap(), text);
         }
     }
 }

@@ -25,6 +25,9 @@ const TRIED_AFTER: Duration = Duration::from_secs(30);
 /// How long such a try may take.
 const TRY_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// How often a connection gives the room back at most that its largest answers took.
+const SHRINK_EVERY: Duration = Duration::from_millis(100);
+
 fn silent() -> sqlx::Error {
     sqlx::Error::Io(std::io::ErrorKind::TimedOut.into())
 }
@@ -66,6 +69,7 @@ struct Inner {
 struct Idle {
     connection: PgConnection,
     since: Instant,
+    shrunk: Instant,
 }
 
 impl Inner {
@@ -73,19 +77,19 @@ impl Inner {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A connection that works, as far as can be known.
-    async fn open(&self) -> sqlx::Result<PgConnection> {
+    /// A connection that works, as far as can be known, and when it last gave its buffers back.
+    async fn open(&self) -> sqlx::Result<(PgConnection, Instant)> {
         loop {
             let idle = self.idle().pop();
             let Some(mut idle) = idle else {
-                return connect(&self.options).await;
+                return Ok((connect(&self.options).await?, Instant::now()));
             };
             if idle.since.elapsed() <= TRIED_AFTER {
-                return Ok(idle.connection);
+                return Ok((idle.connection, idle.shrunk));
             }
             let tried = tokio::time::timeout(TRY_TIMEOUT, idle.connection.ping()).await;
             if matches!(tried, Ok(Ok(()))) {
-                return Ok(idle.connection);
+                return Ok((idle.connection, idle.shrunk));
             }
         }
     }
@@ -113,10 +117,11 @@ impl PgPool {
             .await
             .map_err(|_| sqlx::Error::PoolTimedOut)?
             .map_err(|_| sqlx::Error::PoolClosed)?;
-        let connection = self.0.open().await?;
+        let (connection, shrunk) = self.0.open().await?;
         Ok(Borrowed {
             pool: Arc::clone(&self.0),
             connection,
+            shrunk,
             _room: room,
         })
     }
@@ -149,15 +154,22 @@ impl PgPool {
 pub struct Borrowed {
     pool: Arc<Inner>,
     connection: PgConnection,
+    shrunk: Instant,
     _room: OwnedSemaphorePermit,
 }
 
 impl Borrowed {
     /// Nothing is unfinished on it.
-    pub fn whole(self) {
+    pub fn whole(mut self) {
+        let since = Instant::now();
+        if since.duration_since(self.shrunk) > SHRINK_EVERY {
+            self.connection.shrink_buffers();
+            self.shrunk = since;
+        }
         self.pool.idle().push(Idle {
             connection: self.connection,
-            since: Instant::now(),
+            since,
+            shrunk: self.shrunk,
         });
     }
 

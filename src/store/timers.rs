@@ -17,6 +17,8 @@ pub struct Due {
     pub run: RunId,
     /// Which timer of the run.
     pub key: TimerKey,
+    /// When it was to fire.
+    pub at: Timestamp,
 }
 
 /// What a look at the timers found.
@@ -82,6 +84,7 @@ pub async fn look(pool: &PgPool, limit: i64) -> sqlx::Result<Look> {
                 kind,
                 no: unsigned32(no),
             },
+            at: due_at.into(),
         });
     }
     Ok(Look {
@@ -95,13 +98,13 @@ pub async fn look(pool: &PgPool, limit: i64) -> sqlx::Result<Look> {
 ///
 /// # Errors
 /// The database cannot be reached.
-pub async fn discard(pool: &PgPool, due: Due) -> sqlx::Result<()> {
+pub async fn discard(pool: &PgPool, run: RunId, key: TimerKey) -> sqlx::Result<()> {
     sqlx::query(
         "delete from timers where run_id = $1 and kind = $2 and no = $3 and due_at <= clock_timestamp()",
     )
-    .bind(due.run.to_string())
-    .bind(due.key.kind.number())
-    .bind(due.key.no.cast_signed())
+    .bind(run.to_string())
+    .bind(key.kind.number())
+    .bind(key.no.cast_signed())
     .execute(pool)
     .await?;
     Ok(())

@@ -96,6 +96,11 @@ fn describe() {
         "Tasks that were handed out too often without a report."
     );
     describe_counter!("dw_timers_fired_total", "Timer rows that came due.");
+    describe_histogram!(
+        "dw_timer_lateness_seconds",
+        Unit::Seconds,
+        "From when a timer was due to the commit that fired it."
+    );
     describe_counter!(
         "dw_run_loads_total",
         "Reads of a run's history because memory did not have it."

@@ -22,6 +22,7 @@ mod dispatch;
 mod documented;
 mod envelope;
 mod field_cases;
+mod flood;
 mod gates;
 mod language;
 mod life;

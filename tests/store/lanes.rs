@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use leasehold::domain::ids::RunId;
 use leasehold::domain::run::{Held, RunState};
+use leasehold::payload::{Codec, Payload};
 use leasehold::store::commit::{MAX_BATCH, Outcome, PINNED};
 use leasehold::store::item::Item;
-use leasehold::store::lane::{Busy, Lanes, QUEUE_BOUND};
+use leasehold::store::lane::{BATCH_BYTES, Busy, Lanes, QUEUE_BOUND};
 use sqlx::{Connection, PgConnection, Row};
 use tokio::task::JoinSet;
 
@@ -238,6 +239,136 @@ async fn what_is_over_the_bound_is_told_so_and_not_written() {
     let stored = number(&mut connection, "select count(*) from workflow_runs").await;
     // The blocked run is one of them.
     assert_eq!(stored, written + 1);
+    bench.end().await;
+}
+
+/// Like [`enqueue`], for work that is due.
+async fn enqueue_due(lanes: &Lanes, item: Item, to: &mut JoinSet<Result<Outcome, Busy>>) {
+    let (queued, is_queued) = tokio::sync::oneshot::channel();
+    let lanes = lanes.clone();
+    to.spawn(async move {
+        let mut commit = Box::pin(lanes.commit_due(item));
+        let first = poll_fn(|context| Poll::Ready(commit.as_mut().poll(context))).await;
+        let _ = queued.send(());
+        match first {
+            Poll::Ready(outcome) => Ok(outcome),
+            Poll::Pending => Ok(commit.await),
+        }
+    });
+    is_queued.await.unwrap();
+}
+
+/// What each statement wrote of what waited behind the blocked run, in order.
+async fn statements(connection: &mut PgConnection) -> Vec<String> {
+    column(
+        connection,
+        "select string_agg(split_part(workflow_id, '-', 1), ' ' order by workflow_id)
+         from history_batches join workflow_runs using (run_id) where workflow_id <> 'blocked'
+         group by recorded_at order by recorded_at",
+    )
+    .await
+}
+
+/// Rule: what is due does not stand behind what callers wait for, nor the other way round.
+#[tokio::test(flavor = "multi_thread")]
+async fn due_work_and_callers_share_each_statement() {
+    for (asked, due, expected) in [
+        (
+            6,
+            2,
+            &["asked asked due due", "asked asked asked asked"] as &[&str],
+        ),
+        (2, 6, &["asked asked due due", "due due due due"]),
+        (0, 5, &["due due due due", "due"]),
+        (1, 4, &["asked due due due", "due"]),
+    ] {
+        let bench = Bench::new().await;
+        let mut door = bench.door().await;
+        let (lanes, block, blocked) = busy_lane(&bench, 4).await;
+        let mut waiting = JoinSet::new();
+        for n in 0..asked {
+            let name = format!("asked-{n}");
+            enqueue(&lanes, item(&mut started(&name)), &mut waiting).await;
+        }
+        for n in 0..due {
+            let name = format!("due-{n}");
+            enqueue_due(&lanes, item(&mut started(&name)), &mut waiting).await;
+        }
+        block.lift().await;
+        while let Some(outcome) = waiting.join_next().await {
+            assert_committed(outcome.unwrap().unwrap());
+        }
+        assert_committed(blocked.await.unwrap());
+        assert_eq!(
+            statements(&mut door).await,
+            expected,
+            "{asked} asked, {due} due"
+        );
+        bench.end().await;
+    }
+}
+
+/// Rule: the same when a statement has room for one.
+#[tokio::test(flavor = "multi_thread")]
+async fn due_work_and_callers_take_turns() {
+    const EACH: usize = 4;
+    let bench = Bench::new().await;
+    let mut door = bench.door().await;
+    let (lanes, block, blocked) = busy_lane(&bench, 1).await;
+    let mut waiting = JoinSet::new();
+    for n in 0..EACH {
+        let (asked, due) = (format!("asked-{n}"), format!("due-{n}"));
+        enqueue(&lanes, item(&mut started(&asked)), &mut waiting).await;
+        enqueue_due(&lanes, item(&mut started(&due)), &mut waiting).await;
+    }
+    block.lift().await;
+    while let Some(outcome) = waiting.join_next().await {
+        assert_committed(outcome.unwrap().unwrap());
+    }
+    assert_committed(blocked.await.unwrap());
+    let written = statements(&mut door).await;
+    assert_eq!(written.len(), 2 * EACH);
+    assert!(
+        written.windows(2).all(|two| two[0] != two[1]),
+        "{written:?}"
+    );
+    bench.end().await;
+}
+
+/// Rule: a statement has a bound in bytes, and what is larger than it is written alone.
+#[tokio::test(flavor = "multi_thread")]
+async fn large_decisions_are_written_a_few_at_a_time() {
+    let bench = Bench::new().await;
+    let mut door = bench.door().await;
+    let (lanes, block, blocked) = busy_lane(&bench, MAX_BATCH).await;
+    let mut waiting = JoinSet::new();
+    let mut noise = 1_u32;
+    let mut large = |bytes: usize| {
+        // Text that does not get smaller when it is packed.
+        let mut letter = || {
+            noise = noise.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            char::from(b'a' + (noise >> 27) as u8 % 26)
+        };
+        Payload::new(
+            Codec::Avro,
+            (0..bytes).map(|_| letter()).collect::<String>(),
+        )
+    };
+    let third = BATCH_BYTES / 3;
+    for (n, bytes) in [third, third, 10, third, 2 * BATCH_BYTES, 10, 10]
+        .into_iter()
+        .enumerate()
+    {
+        let mut wanted = request(&format!("{n}-wf"));
+        wanted.input = large(bytes);
+        enqueue(&lanes, item(&mut started_with(wanted)), &mut waiting).await;
+    }
+    block.lift().await;
+    while let Some(outcome) = waiting.join_next().await {
+        assert_committed(outcome.unwrap().unwrap());
+    }
+    assert_committed(blocked.await.unwrap());
+    assert_eq!(statements(&mut door).await, ["0 1 2", "3", "4", "5 6"]);
     bench.end().await;
 }
 

@@ -166,6 +166,8 @@ pub struct Figures {
     pub query_call: Histogram,
     /// How late timers fired.
     pub lateness: Histogram,
+    /// How late the tasks arrived that timers made.
+    pub arrival_lateness: Histogram,
     /// Time of a completion for each activity that it schedules.
     pub scheduling: Histogram,
 }
@@ -495,6 +497,7 @@ impl Crew {
             &figures.signal_call,
             &figures.query_call,
             &figures.lateness,
+            &figures.arrival_lateness,
             &figures.scheduling,
         ] {
             histogram.clear();

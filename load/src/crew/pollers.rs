@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::api::{self, ActivityTask, QueryTask, ReadOn, Refused};
 use crate::http::{Answer, Connection, Plane};
-use crate::shape::{Shape, TIMER_SECONDS, WorkflowTask};
+use crate::shape::{Shape, TIMER_SECONDS, WorkflowTask, fire_lateness};
 
 use super::{AGAIN, Shared, lock, worker};
 
@@ -120,11 +120,17 @@ fn prepare(
             if let Some(waited) = shared.waited(task.workflow_id) {
                 let fired = shape == Shape::Timer && task.total_history_events > 2;
                 let histogram = if fired {
-                    &figures.lateness
+                    &figures.arrival_lateness
                 } else {
                     &figures.workflow_wait
                 };
                 shared.note(histogram, waited.as_secs_f64());
+            }
+            if shape == Shape::Timer
+                && let Some(late) = fire_lateness(&task.history_events)
+                    .map_err(|wrong| Refused::wrong("lateness of a timer", wrong))?
+            {
+                shared.note(&figures.lateness, late);
             }
             let step = shape
                 .step(&task)

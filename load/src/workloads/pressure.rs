@@ -14,6 +14,10 @@ const STEADY: f64 = 0.6;
 /// Rate when no maximum was measured.
 const MODEST: f64 = 50.0;
 const QUEUES_OPEN: usize = 256;
+/// Open workflows with large values, and how many times more there are then.
+const FEW_BIG: usize = 8;
+const MORE_BIG: usize = 4;
+const MIB: f64 = 1_048_576.0;
 
 /// The measured maximum of `one-activity`.
 fn maximum(bench: &Bench) -> Option<f64> {
@@ -89,21 +93,40 @@ pub async fn many_queues(bench: &mut Bench, queues: usize) -> Result<(), String>
     Ok(())
 }
 
-/// Large values.
+/// Large values, with few workflows open and with more: what memory the difference takes is what each
+/// open one takes, and the rest is taken once.
 pub async fn big_payload(bench: &mut Bench, bytes: usize) -> Result<(), String> {
-    let open = bench.options.open.unwrap_or(8);
-    let mut plan = bench.plan(Shape::Chain(1), open);
-    plan.payload = bytes;
-    plan.keep = 4;
-    let round = Round::new("big-payload", format!("bytes={bytes}"));
+    let few = bench.options.open.unwrap_or(FEW_BIG);
     let memory = bench.meter.look().await?.server_memory();
-    let (mut round, _) = bench.run(round, plan).await?;
-    let peak = round.line["costs"]["server_memory_peak"]
-        .as_u64()
-        .unwrap_or_default();
-    let each = peak.saturating_sub(memory) as f64 / open as f64;
-    round.value("memory_ratio", each / bytes as f64);
-    bench.emit(round);
+    let mut peaks = Vec::new();
+    for open in [few, few * MORE_BIG] {
+        let mut plan = bench.plan(Shape::Chain(1), open);
+        plan.payload = bytes;
+        plan.keep = 4;
+        let last = !peaks.is_empty();
+        let variant = if last {
+            format!("bytes={bytes}")
+        } else {
+            format!("bytes={bytes} open={open}")
+        };
+        let (mut round, _) = bench.run(Round::new("big-payload", variant), plan).await?;
+        let peak = round.line["costs"]["server_memory_peak"]
+            .as_u64()
+            .unwrap_or_default();
+        let payload = bytes as f64;
+        round.value(
+            "memory_in_all",
+            peak.saturating_sub(memory) as f64 / open as f64 / payload,
+        );
+        peaks.push(peak as f64);
+        if last {
+            let each = (peaks[1] - peaks[0]).max(0.0) / (open - few) as f64;
+            round.value("memory_ratio", each / payload);
+            let fixed = peaks[0] - memory as f64 - each * few as f64;
+            round.value("memory_fixed_mib", fixed.max(0.0) / MIB);
+        }
+        bench.emit(round);
+    }
     Ok(())
 }
 

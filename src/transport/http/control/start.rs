@@ -95,8 +95,10 @@ pub async fn start_workflow(call: Call<OperatorOrAdmin, StartWorkflowRequest>) -
     Control(start(call).await)
 }
 
-async fn start(call: Call<OperatorOrAdmin, StartWorkflowRequest>) -> Result<Answer, Answer> {
+async fn start(mut call: Call<OperatorOrAdmin, StartWorkflowRequest>) -> Result<Answer, Answer> {
     let (request, use_existing) = read(&call)?;
+    // It may be large, and the commit may take a while.
+    call.body.input = None;
     let (workflow_id, workflow_type) = (
         request.workflow_id.clone(),
         Arc::clone(&request.workflow_type),

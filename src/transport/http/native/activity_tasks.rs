@@ -224,7 +224,7 @@ pub async fn complete_activity_task(
 }
 
 async fn complete(
-    call: Call<WorkerOnly, ActivityTaskCompleteRequest>,
+    mut call: Call<WorkerOnly, ActivityTaskCompleteRequest>,
     task: &str,
 ) -> Result<Answer, Failure> {
     let body = &call.body;
@@ -243,6 +243,8 @@ async fn complete(
         Some(raw) => Payload::from_json_or_envelope_raw(raw)
             .map_err(|error| payload_problem(&error, &holder))?,
     };
+    // It may be large, and the commit may take a while.
+    call.body.result = None;
     let limit = call.api.engine.settings().run.limits.payload_bytes;
     let bytes = result.blob.len() as u64;
     let outcome = if limit != 0 && bytes > limit {

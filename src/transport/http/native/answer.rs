@@ -1,5 +1,6 @@
 //! Answers of the worker plane: every one in the envelope, with the version header, errors included.
 
+use std::collections::VecDeque;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
@@ -22,10 +23,127 @@ use crate::protocol::version::PROTOCOL_HEADER;
 use super::super::api::Api;
 use super::super::problems::Problems;
 
+/// Bytes of a body that are handed to the connection at once; it copies what it is handed.
+const PIECE: usize = 64 << 10;
+/// Text that is shared between parts of a body has at least so many bytes; less is copied.
+const SHARED: usize = 16 << 10;
+
+/// The fields of an answer as one JSON object, written piece by piece, so that large texts are not copied
+/// into it.
+#[derive(Debug, Default)]
+pub struct Fields {
+    /// Up to the first shared text.
+    first: Vec<u8>,
+    more: Vec<Bytes>,
+    /// After the last shared text.
+    last: Vec<u8>,
+}
+
+impl Fields {
+    /// Nothing yet, with room for so many bytes.
+    pub fn with_capacity(bytes: usize) -> Self {
+        Self {
+            first: Vec::with_capacity(bytes),
+            ..Self::default()
+        }
+    }
+
+    /// Appends text.
+    pub fn push(&mut self, text: &str) {
+        self.end().extend_from_slice(text.as_bytes());
+    }
+
+    /// Appends text that may be large, without copying it then.
+    pub fn share(&mut self, text: &Bytes) {
+        if text.len() < SHARED {
+            self.end().extend_from_slice(text);
+            return;
+        }
+        if !self.last.is_empty() {
+            self.more.push(std::mem::take(&mut self.last).into());
+        }
+        self.more.push(text.clone());
+    }
+
+    /// Appends a value.
+    ///
+    /// # Errors
+    /// It cannot be written as JSON, which is a defect.
+    pub fn value<T: Serialize>(&mut self, value: &T) -> Result<(), Failure> {
+        serde_json::to_writer(self.end(), value).map_err(|error| Fault::from(error).into())
+    }
+
+    /// Appends the fields of an object that has some, without its closing brace and with `begin` for the
+    /// other one.
+    ///
+    /// # Errors
+    /// They cannot be written as JSON, which is a defect.
+    pub fn fields<T: Serialize>(&mut self, begin: u8, object: &T) -> Result<(), Failure> {
+        let open = self.end().len();
+        self.value(object)?;
+        let end = self.end();
+        end.pop();
+        if let Some(brace) = end.get_mut(open) {
+            *brace = begin;
+        }
+        Ok(())
+    }
+
+    fn end(&mut self) -> &mut Vec<u8> {
+        if self.more.is_empty() {
+            &mut self.first
+        } else {
+            &mut self.last
+        }
+    }
+
+    /// Everything in one piece.
+    fn whole(self) -> Vec<u8> {
+        let Self { first, more, last } = self;
+        let mut whole = first;
+        whole.reserve_exact(more.iter().map(Bytes::len).sum::<usize>() + last.len());
+        for part in more {
+            whole.extend_from_slice(&part);
+        }
+        whole.extend_from_slice(&last);
+        whole
+    }
+
+    /// The parts of a body that begins with the head of the envelope.
+    fn behind(self, head: Bytes) -> Vec<Bytes> {
+        let Self {
+            mut first,
+            more,
+            last,
+        } = self;
+        if more.is_empty() {
+            let rest = EnvelopeBytes::rest(first).unwrap_or_default();
+            return vec![head, rest.into()];
+        }
+        if let Some(open) = first.first_mut() {
+            *open = b',';
+        }
+        let mut parts = Vec::with_capacity(more.len() + 3);
+        parts.extend([head, first.into()]);
+        parts.extend(more);
+        parts.push(last.into());
+        parts
+    }
+}
+
+impl From<Vec<u8>> for Fields {
+    fn from(fields: Vec<u8>) -> Self {
+        Self {
+            first: fields,
+            ..Self::default()
+        }
+    }
+}
+
 /// A body that is ready to be put into the envelope.
 #[derive(Debug)]
 pub struct Answer {
-    fields: Vec<u8>,
+    fields: Fields,
     status: StatusCode,
     grant: Option<Box<Grant>>,
 }
@@ -44,18 +162,12 @@ impl Answer {
     }
 
     /// An answer whose fields are one JSON object already.
-    pub fn raw(fields: Vec<u8>) -> Self {
+    pub fn raw(fields: impl Into<Fields>) -> Self {
         Self {
-            fields,
+            fields: fields.into(),
             status: StatusCode::OK,
             grant: None,
         }
-    }
-
-    /// With its serialized fields changed.
-    pub fn with(mut self, change: impl FnOnce(&mut Vec<u8>)) -> Self {
-        change(&mut self.fields);
-        self
     }
 
     /// With another status than 200.
@@ -68,14 +180,6 @@ impl Answer {
     pub fn carrying(mut self, grant: Box<Grant>) -> Self {
         self.grant = Some(grant);
         self
-    }
-}
-
-/// Adds a field whose value is JSON already to a serialized object that has fields.
-pub fn add_raw(object: &mut Vec<u8>, name: &str, json: &str) {
-    object.pop();
-    for part in [",\"", name, "\":", json, "}"] {
-        object.extend_from_slice(part.as_bytes());
     }
 }
 
@@ -238,7 +342,7 @@ impl Responder for Native {
             }) => {
                 let mut response = builder(api, status);
                 if request.headers().contains_key(ACCEPT_ENCODING) {
-                    let body = envelope(api, &fields);
+                    let body = envelope(api, &fields.whole());
                     let body = match api.encode(request, &body) {
                         Some((encoded, coding)) => {
                             response.insert_header((CONTENT_ENCODING, coding));
@@ -248,9 +352,8 @@ impl Responder for Native {
                     };
                     return response.body(Carrier::new(vec![body.into()], grant));
                 }
-                let rest = EnvelopeBytes::rest(fields).unwrap_or_default();
-                let head = api.envelope_head.clone();
-                response.body(Carrier::new(vec![head, rest.into()], grant))
+                let parts = fields.behind(api.envelope_head.clone());
+                response.body(Carrier::new(parts, grant))
             }
         }
     }
@@ -271,7 +374,7 @@ fn envelope(api: &Api, fields: &[u8]) -> Vec<u8> {
 /// dropped before that, the lease is given back.
 struct Carrier {
     size: u64,
-    parts: std::vec::IntoIter<Bytes>,
+    parts: VecDeque<Bytes>,
     written: bool,
     grant: Option<Box<Grant>>,
 }
@@ -280,7 +383,7 @@ impl Carrier {
     fn new(parts: Vec<Bytes>, grant: Option<Box<Grant>>) -> Self {
         Self {
             size: parts.iter().map(|part| part.len() as u64).sum(),
-            parts: parts.into_iter(),
+            parts: parts.into(),
             written: false,
             grant,
         }
@@ -298,7 +401,12 @@ impl MessageBody for Carrier {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Bytes, Self::Error>>> {
-        if let Some(part) = self.parts.next() {
+        if let Some(part) = self.parts.front_mut()
+            && part.len() > PIECE
+        {
+            return Poll::Ready(Some(Ok(part.split_to(PIECE))));
+        }
+        if let Some(part) = self.parts.pop_front() {
             return Poll::Ready(Some(Ok(part)));
         }
         if self.grant.is_some() && !self.written {
@@ -324,6 +432,41 @@ mod tests {
     use crate::domain::routing::TaskKind;
     use crate::domain::time::Timestamp;
     use crate::matching::{GrantedLease, Releases};
+
+    /// Rule: a large text is in memory once, however often an answer has it, and is handed over in pieces.
+    #[test]
+    fn large_texts_are_shared_and_sent_in_pieces() {
+        for size in [0, 10, SHARED - 1, SHARED, PIECE, 3 * PIECE + 1] {
+            let text = Bytes::from("x".repeat(size));
+            let mut fields = Fields::default();
+            fields.push(r#"{"a":""#);
+            fields.share(&text);
+            fields.push(r#"","b":""#);
+            fields.share(&text);
+            fields.push("\"");
+            fields.fields(b',', &json!({"c": 1})).unwrap();
+            fields.push("}");
+            let object = json!({"a": "x".repeat(size), "b": "x".repeat(size), "c": 1}).to_string();
+            let mut parts = fields.behind("{".into());
+            let shared = parts
+                .iter()
+                .filter(|part| part.as_ptr() == text.as_ptr())
+                .count();
+            assert_eq!(shared, if size < SHARED { 0 } else { 2 }, "{size} bytes");
+            parts[0] = Bytes::new();
+            let mut carrier = Box::pin(Carrier::new(parts, None));
+            let announced = carrier.size();
+            let mut context = Context::from_waker(std::task::Waker::noop());
+            let mut body = Vec::new();
+            while let Poll::Ready(Some(Ok(piece))) = carrier.as_mut().poll_next(&mut context) {
+                assert!(piece.len() <= PIECE);
+                body.extend_from_slice(&piece);
+            }
+            assert_eq!(announced, BodySize::Sized(body.len() as u64));
+            body[0] = b'{';
+            assert_eq!(String::from_utf8(body).unwrap(), object);
+        }
+    }
 
     #[test]
     fn a_task_is_given_back_unless_the_connection_comes_back_after_writing() {

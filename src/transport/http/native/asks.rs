@@ -17,7 +17,7 @@ use crate::protocol::reason::Reason;
 
 use super::super::fields::{self, Int};
 use super::super::problems::Problems;
-use super::answer::{Answer, Failure, Native};
+use super::answer::{Answer, Failure, Fields, Native};
 use super::call::{Call, WorkerOnly};
 use super::leases::{MAX_ID, Named};
 use super::polls::{self, PollBody};
@@ -52,7 +52,7 @@ pub async fn poll_update_validation_task(call: Call<WorkerOnly, PollBody>) -> Na
 ///
 /// # Errors
 /// The stored history is no JSON, which is a defect.
-pub fn ask_claim(view: &AskView) -> Result<Vec<u8>, Failure> {
+pub fn ask_claim(view: &AskView) -> Result<Fields, Failure> {
     #[derive(Serialize)]
     struct Common<'a> {
         task_kind: &'static str,

@@ -232,7 +232,7 @@ pub async fn poll(call: Call<WorkerOnly, PollBody>, kind: TaskKind) -> Result<An
                     let view = view.map_err(no_view)?;
                     let encoding = call.body.history_encoding();
                     let sticky = call.version.allows(Feature::StickyExecution);
-                    view.map(|view| tasks::workflow_claim(&view, sticky, encoding))
+                    view.map(|view| tasks::workflow_claim(view, sticky, encoding))
                         .transpose()?
                 }
                 TaskKind::Activity => {

@@ -1,5 +1,6 @@
 //! Tasks on the wire: what a claimed workflow or activity task looks like, and polls without one.
 
+use actix_web::web::Bytes;
 use serde::Serialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
@@ -14,7 +15,7 @@ use crate::protocol::budget::Budget;
 use crate::protocol::capabilities::HISTORY_COMPRESSION_THRESHOLD;
 
 use super::super::compression::HistoryEncoding;
-use super::answer::{Failure, add_raw};
+use super::answer::{Failure, Fields};
 use super::cancellations::request_object;
 use super::page_tokens;
 use super::sessions::affinity;
@@ -27,45 +28,24 @@ pub fn events(page: &str) -> Result<Box<RawValue>, Failure> {
     RawValue::from_string(format!("[{page}]")).map_err(|error| Failure::from(Fault::from(error)))
 }
 
-/// A page of history in the form that a worker takes.
-pub struct ShownHistory {
-    /// The events as a JSON list; empty when they are compressed.
-    pub events: String,
-    /// The same list compressed, in base64.
-    pub compressed: Option<String>,
-    /// How it is compressed.
-    pub encoding: Option<&'static str>,
+/// Appends a list of events as the two fields that it stands in. The stored bytes go to the worker as they
+/// are.
+pub fn push_history(fields: &mut Fields, events: &Bytes) {
+    for list in [r#","history_events":["#, r#"],"history":["#] {
+        fields.push(list);
+        fields.share(events);
+    }
+    fields.push("]");
 }
 
-impl ShownHistory {
-    /// A page; compressed when that is asked for and worth while. The stored bytes go to the worker as
-    /// they are.
-    pub fn new(page: &Page, encoding: Option<HistoryEncoding>) -> Self {
-        let plain = format!("[{}]", page.events);
-        let compressed = encoding
-            .filter(|_| page.count >= HISTORY_COMPRESSION_THRESHOLD.into())
-            .and_then(|encoding| Some((encoding.encode(&plain)?, encoding.as_str())));
-        match compressed {
-            None => Self {
-                events: plain,
-                compressed: None,
-                encoding: None,
-            },
-            Some((text, encoding)) => Self {
-                events: "[]".to_owned(),
-                compressed: Some(text),
-                encoding: Some(encoding),
-            },
-        }
-    }
-
-    /// Adds the events to a serialized object, under both of their names.
-    pub fn add_to(&self, object: &mut Vec<u8>) {
-        object.reserve(2 * self.events.len() + 64);
-        for name in ["history_events", "history"] {
-            add_raw(object, name, &self.events);
-        }
-    }
+/// A page compressed, when that is asked for and worth while, and how.
+pub fn compressed(
+    page: &Page,
+    encoding: Option<HistoryEncoding>,
+) -> Option<(String, &'static str)> {
+    let encoding = encoding.filter(|_| page.count >= HISTORY_COMPRESSION_THRESHOLD.into())?;
+    let listed = format!("[{}]", page.events);
+    Some((encoding.encode(&listed)?, encoding.as_str()))
 }
 
 /// When a lease began and ends.
@@ -99,6 +79,7 @@ pub fn history_size(state: &RunState, seen: u64) -> HistorySize {
     }
 }
 
+/// A workflow task up to its history.
 #[derive(Serialize)]
 struct WorkflowTask<'a> {
     task_kind: &'static str,
@@ -113,6 +94,11 @@ struct WorkflowTask<'a> {
     payload_codec: &'static str,
     arguments: &'a Payload,
     run_status: &'static str,
+}
+
+/// A workflow task from its history on.
+#[derive(Serialize)]
+struct WorkflowTaskEnd<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     history_events_compressed: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -266,13 +252,17 @@ fn resume_context(state: &RunState, resume: &Resume) -> ResumeContext {
 /// # Errors
 /// The stored history is no JSON, which is a defect.
 pub fn workflow_claim(
-    view: &WorkflowTaskView,
+    mut view: WorkflowTaskView,
     sticky: bool,
     encoding: Option<HistoryEncoding>,
-) -> Result<Vec<u8>, Failure> {
+) -> Result<Fields, Failure> {
     let state = &view.state;
     let begun = &state.begun;
-    let shown = ShownHistory::new(&view.page, encoding);
+    let compressed = compressed(&view.page, encoding);
+    let events = match &compressed {
+        Some(_) => Bytes::new(),
+        None => Bytes::from(std::mem::take(&mut view.page.events)),
+    };
     let resume = state
         .workflow_task
         .as_ref()
@@ -296,8 +286,10 @@ pub fn workflow_claim(
         payload_codec: "avro",
         arguments: &begun.input,
         run_status: status,
-        history_events_compressed: shown.compressed.as_deref(),
-        history_events_encoding: shown.encoding,
+    };
+    let end = WorkflowTaskEnd {
+        history_events_compressed: compressed.as_ref().map(|(text, _)| text.as_str()),
+        history_events_encoding: compressed.as_ref().map(|(_, encoding)| *encoding),
         next_history_page_token: view
             .page
             .next_after
@@ -312,20 +304,23 @@ pub fn workflow_claim(
         cancellation_request: state.cancellation.as_deref().map(request_object),
         resume,
     };
-    let mut task = json_of(&task)?;
-    shown.add_to(&mut task);
-    claim_of(&task, &view.lease)
-}
-
-fn json_of<T: Serialize>(value: &T) -> Result<Vec<u8>, Failure> {
-    serde_json::to_vec(value).map_err(|error| Failure::from(Fault::from(error)))
+    let copied = begun.input.blob.len() + 2 * events.len().min(CLAIM_ROOM);
+    let mut fields = Fields::with_capacity(CLAIM_ROOM + copied);
+    fields.push(r#"{"task":"#);
+    fields.fields(b'{', &task)?;
+    push_history(&mut fields, &events);
+    fields.fields(b',', &end)?;
+    fields.push("}");
+    fields.fields(b',', &ClaimEnd::of(&view.lease))?;
+    fields.push("}");
+    Ok(fields)
 }
 
 /// The fields of a poll that got an activity task.
 ///
 /// # Errors
 /// They cannot be written as JSON, which is a defect.
-pub fn activity_claim(view: &ActivityTaskView) -> Result<Vec<u8>, Failure> {
+pub fn activity_claim(view: &ActivityTaskView) -> Result<Fields, Failure> {
     #[derive(Serialize)]
     struct ActivityTask<'a> {
         task_id: TaskId,
@@ -391,8 +386,12 @@ pub fn activity_claim(view: &ActivityTaskView) -> Result<Vec<u8>, Failure> {
             .zip(view.session.as_ref())
             .map(|(asked, session)| affinity(asked, session)),
     };
-    claim(&task, lease)
+    let arguments = activity.arguments.as_ref();
+    sized_claim(&task, lease, arguments.map_or(0, |given| given.blob.len()))
 }
+
+/// Bytes of a task without its payloads and its history, roughly.
+const CLAIM_ROOM: usize = 4 << 10;
 
 /// The fields of a poll that got `task`.
 ///
@@ -401,33 +400,43 @@ pub fn activity_claim(view: &ActivityTaskView) -> Result<Vec<u8>, Failure> {
 pub fn claim<T: Serialize>(
     task: &T,
     lease: &crate::matching::GrantedLease,
-) -> Result<Vec<u8>, Failure> {
-    claim_of(&json_of(task)?, lease)
+) -> Result<Fields, Failure> {
+    sized_claim(task, lease, 0)
 }
 
-/// The same for a task that is a serialized object.
-fn claim_of(task: &[u8], lease: &crate::matching::GrantedLease) -> Result<Vec<u8>, Failure> {
-    #[derive(Serialize)]
-    struct Rest {
-        poll_status: &'static str,
-        lease: Lease,
-        server_time: Timestamp,
+/// [`claim`] of a task whose payloads have so many bytes.
+fn sized_claim<T: Serialize>(
+    task: &T,
+    lease: &crate::matching::GrantedLease,
+    bytes: usize,
+) -> Result<Fields, Failure> {
+    let mut fields = Fields::with_capacity(CLAIM_ROOM + bytes);
+    fields.push(r#"{"task":"#);
+    fields.value(task)?;
+    fields.fields(b',', &ClaimEnd::of(lease))?;
+    fields.push("}");
+    Ok(fields)
+}
+
+/// What every poll that got a task says after it.
+#[derive(Serialize)]
+struct ClaimEnd {
+    poll_status: &'static str,
+    lease: Lease,
+    server_time: Timestamp,
+}
+
+impl ClaimEnd {
+    fn of(lease: &crate::matching::GrantedLease) -> Self {
+        Self {
+            poll_status: "leased",
+            lease: Lease {
+                leased_at: lease.leased_at,
+                lease_expires_at: lease.lease_expires_at,
+            },
+            server_time: lease.leased_at,
+        }
     }
-    let rest = json_of(&Rest {
-        poll_status: "leased",
-        lease: Lease {
-            leased_at: lease.leased_at,
-            lease_expires_at: lease.lease_expires_at,
-        },
-        server_time: lease.leased_at,
-    })?;
-    let head = br#"{"task":"#;
-    let mut claim = Vec::with_capacity(head.len() + task.len() + rest.len());
-    claim.extend_from_slice(head);
-    claim.extend_from_slice(task);
-    claim.push(b',');
-    claim.extend_from_slice(&rest[1..]);
-    Ok(claim)
 }
 
 /// The fields of a poll that got nothing: `poll_status`, and why.

@@ -2,7 +2,7 @@
 
 use actix_web::http::StatusCode;
 use actix_web::post;
-use actix_web::web::Path;
+use actix_web::web::{Bytes, Path};
 use serde::Deserialize;
 use serde_json::json;
 use serde_json::value::RawValue;
@@ -19,7 +19,7 @@ use crate::protocol::replay;
 use super::super::compression::HistoryEncoding;
 use super::super::fields::Int;
 use super::super::problems::Problems;
-use super::answer::{Answer, Failure, Native};
+use super::answer::{Answer, Failure, Fields, Native};
 use super::call::{Call, WorkerOnly};
 use super::cancellations::request_object;
 use super::commands::{self, CommandRequest};
@@ -118,7 +118,7 @@ async fn history_page(
         .engine
         .workflow_task_history(holder.clone(), after, size)
         .await;
-    let (page, seen, attempt, state) =
+    let (mut page, seen, attempt, state) =
         read.map_err(|refused| leases::workflow_refusal(refused, &holder, "rejected"))?;
     if after > seen {
         return Err(wrong_token());
@@ -127,7 +127,11 @@ async fn history_page(
         .accept_history_encoding
         .as_deref()
         .and_then(HistoryEncoding::accepted);
-    let shown = tasks::ShownHistory::new(&page, encoding);
+    let compressed = tasks::compressed(&page, encoding);
+    let events = match &compressed {
+        Some(_) => Bytes::new(),
+        None => Bytes::from(std::mem::take(&mut page.events)),
+    };
     #[derive(serde::Serialize)]
     struct HistoryPage<'a> {
         task_id: &'a str,
@@ -141,18 +145,22 @@ async fn history_page(
         #[serde(flatten)]
         size: tasks::HistorySize,
     }
-    let answer = Answer::of(&HistoryPage {
+    let shown = HistoryPage {
         task_id: task,
         workflow_task_attempt: attempt,
-        history_events_compressed: shown.compressed.as_deref(),
-        history_events_encoding: shown.encoding,
+        history_events_compressed: compressed.as_ref().map(|(text, _)| text.as_str()),
+        history_events_encoding: compressed.as_ref().map(|(_, encoding)| *encoding),
         next_history_page_token: page
             .next_after
             .map(|after| page_tokens::of_run(state.id, after)),
         last_history_sequence: seen,
         size: tasks::history_size(&state, seen),
-    })?;
-    Ok(answer.with(|fields| shown.add_to(fields)))
+    };
+    let mut fields = Fields::default();
+    fields.fields(b'{', &shown)?;
+    tasks::push_history(&mut fields, &events);
+    fields.push("}");
+    Ok(Answer::raw(fields))
 }
 
 /// `TaskHeartbeatRequest` of a workflow task
