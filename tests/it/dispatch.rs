@@ -182,11 +182,35 @@ async fn activities_are_in_the_class_of_their_run() {
     server.stop().await;
 }
 
+/// Rule: claims go on where the last one of their queue ended, and a task before that of which nobody told
+/// is found by a look from the start, which is due every few seconds.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_task_that_nobody_told_of_is_found() {
+    let server = TestServer::start().await;
+    let client = &server.client;
+    client.register("w", "q", &["flow"], &[]).await;
+    start(client, "first", 1, json!({})).await;
+    let first = client.poll("workflow", "w", "q", 5).await;
+    assert_eq!(first["workflow_id"], "first0");
+    assert!(client.poll("workflow", "w", "q", 0).await.is_null());
+    start(client, "silent", 1, json!({})).await;
+    let older = "update tasks set visible_at = now() - interval '1 h' where state = 0";
+    server.db.execute(older).await;
+    let found = client.poll("workflow", "w", "q", 20).await;
+    assert_eq!(found["workflow_id"], "silent0");
+    server.stop().await;
+}
+
 /// Rule: a worker that keeps a run is given its task from a backlog too, before a task that became ready
 /// a moment earlier; not before one that has waited longer. Others are given it at once.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_kept_run_is_preferred_in_a_backlog() {
-    let server = TestServer::with(|settings| settings.worker_protocol = "1.20".to_owned()).await;
+    let server = TestServer::with(|settings| {
+        settings.worker_protocol = "1.20".to_owned();
+        // Tasks are made older below without a word to the server.
+        settings.database.low_water_marks = false;
+    })
+    .await;
     let client = &server.client;
     let entry = |supported| json!({"supported": supported, "minimum_protocol_version": "1.18"});
     for worker in ["w", "v"] {
