@@ -13,7 +13,61 @@ use crate::domain::routing::{Poller, TaskKind};
 use crate::domain::worker::Registration;
 use crate::matching::{GrantedLease, QueueKey, WorkerKey};
 use crate::store::asks::{self, AskState};
-use crate::store::{given, lease};
+use crate::store::given::{self, Given, Question};
+use crate::store::{Store, lease};
+use tokio::sync::{mpsc, oneshot};
+
+/// Questions that may wait; what is over is told to come back.
+const QUESTIONS_BOUND: usize = 16_384;
+/// Questions that one statement answers at most.
+const QUESTIONS_AT_ONCE: usize = 256;
+
+type Answer = Result<Option<Given>, Fault>;
+
+/// Questions to the database, grouped: whatever queued up while the last statement ran goes into the next.
+/// A worker that polls at several nodes asks with every poll.
+#[derive(Debug)]
+pub(super) struct Questions(mpsc::Sender<(Question, oneshot::Sender<Answer>)>);
+
+impl Questions {
+    /// Starts the task that asks them.
+    pub fn start(store: Store) -> Self {
+        let (sender, mut waiting) = mpsc::channel(QUESTIONS_BOUND);
+        tokio::spawn(async move {
+            let mut batch = Vec::new();
+            while waiting.recv_many(&mut batch, QUESTIONS_AT_ONCE).await > 0 {
+                let (questions, answers): (Vec<_>, Vec<_>) = batch.drain(..).unzip();
+                answer(&store, &questions, answers).await;
+            }
+        });
+        Self(sender)
+    }
+
+    async fn ask(&self, question: Question) -> Answer {
+        let (answer, found) = oneshot::channel();
+        self.0
+            .try_send((question, answer))
+            .map_err(|_| Fault::Busy)?;
+        found.await.unwrap_or(Err(Fault::Unavailable))
+    }
+}
+
+async fn answer(store: &Store, questions: &[Question], answers: Vec<oneshot::Sender<Answer>>) {
+    // A poll that ended meanwhile has no use for its answer.
+    match given::to_polls(&store.hot, questions).await {
+        Ok(found) => {
+            for (answer, given) in answers.into_iter().zip(found) {
+                let _ = answer.send(Ok(given));
+            }
+        }
+        Err(error) => {
+            let fault = Fault::from(error);
+            for answer in answers {
+                let _ = answer.send(Err(fault));
+            }
+        }
+    }
+}
 
 /// Why a repeat is refused.
 pub(super) enum Refused {
@@ -129,9 +183,17 @@ async fn elsewhere(
         .into_iter()
         .filter(|kind| Some(kind.polled_as()) == plane)
         .collect();
-    let queues: Vec<&TaskQueue> = keys.iter().map(|key| &key.queue).collect();
-    let pool = &core.store.hot;
-    let given = given::to_poll(pool, &worker.namespace, &queues, &kinds, poller).await?;
+    let Some(poll) = &poller.poll_request_id else {
+        return Ok(None);
+    };
+    let question = Question {
+        namespace: worker.namespace.clone(),
+        queues: keys.iter().map(|key| key.queue.clone()).collect(),
+        kinds,
+        owner: poller.owner.clone(),
+        poll: Arc::clone(poll),
+    };
+    let given = core.questions.ask(question).await?;
     Ok(given.map(|given| GrantedLease {
         task: given.task,
         kind: given.kind,

@@ -21,9 +21,9 @@ const QUEUES_KEPT: usize = 10_000;
 const PROFILES_KEPT: usize = 64;
 /// Pause between two looks from the start.
 const WHOLE_LOOK: Duration = Duration::from_secs(5);
-/// The pause is this many times as long as the look took, if that is longer: old snapshots of the database
-/// can make it long.
-const WHOLE_LOOK_SHARE: u32 = 50;
+/// The pause is this many times as long as the look took, if that is longer: a long backlog between two
+/// vacuums and old snapshots of the database can make it long, and one claim in a hundred is a good deal.
+const WHOLE_LOOK_SHARE: u32 = 200;
 /// What was given back became ready at most this long before this node heard of it.
 const GIVEN_BACK_MS: u64 = 10_000;
 

@@ -173,6 +173,7 @@ pub(crate) struct Core {
     throttled: admission::Throttled,
     turns: dispatch::Turns,
     marks: marks::Marks,
+    questions: given::Questions,
     flows: flows::Flows,
     unserved: unserved::Unserved,
     renewals: renewals::Renewals,
@@ -206,10 +207,12 @@ impl Engine {
         let names = namespaces::names(&store.reads).await?;
         let lanes = Lanes::start(&store, settings.lanes, settings.commit_batch);
         let renewals = renewals::Renewals::start(store.clone(), settings.heartbeat_batch);
+        let questions = given::Questions::start(store.clone());
         let core = Arc::new_cyclic(|me| Core {
             me: Weak::clone(me),
             runtime: Handle::current(),
             hints: hints::Hints::new(settings.node.clone()),
+            questions,
             marks: marks::Marks::new(settings.low_water_marks),
             settings,
             lanes,

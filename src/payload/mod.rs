@@ -9,7 +9,8 @@ mod wire;
 use std::fmt;
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
+use serde::ser::SerializeStruct;
+use serde::{Deserialize, Serialize, Serializer};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
@@ -59,7 +60,7 @@ impl fmt::Display for Codec {
 ///
 /// Serializes to exactly `{"codec": …, "blob": …}`, in that order. Cloning shares the text. Its
 /// debug form shows the length only, since user data must not reach a log.
-#[derive(Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Hash, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Payload {
     /// How the blob is to be read.
@@ -113,6 +114,33 @@ impl PayloadError {
             }
             Self::UnsupportedCodec { .. } => ".codec".to_owned(),
         }
+    }
+}
+
+/// Whether a text needs no escaping in JSON: base64 does not, and is what blobs usually are. Looks at every
+/// byte, which is faster than to stop at the first that is wrong.
+fn is_plain(text: &str) -> bool {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() | matches!(byte, b'+' | b'/' | b'=');
+    text.bytes().fold(true, |so_far, byte| so_far & plain(byte))
+}
+
+impl Serialize for Payload {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut envelope = serializer.serialize_struct("Payload", 2)?;
+        envelope.serialize_field("codec", &self.codec)?;
+        // To look through every blob for characters to escape is a good part of what an answer costs.
+        let quoted = is_plain(&self.blob).then(|| {
+            let mut quoted = String::with_capacity(self.blob.len() + 2);
+            quoted.push('"');
+            quoted.push_str(&self.blob);
+            quoted.push('"');
+            quoted
+        });
+        match quoted.and_then(|quoted| RawValue::from_string(quoted).ok()) {
+            Some(quoted) => envelope.serialize_field("blob", &quoted)?,
+            None => envelope.serialize_field("blob", &self.blob)?,
+        }
+        envelope.end()
     }
 }
 

@@ -237,3 +237,28 @@ proptest! {
         prop_assert_eq!(&*payload.blob, blob.as_str());
     }
 }
+
+#[test]
+fn blobs_of_every_kind_are_written_as_they_are() {
+    for blob in [
+        "",
+        "AAEC+/==",
+        "a\"b",
+        "a\\u0041",
+        "a\\",
+        "tab\tand\u{1}",
+        "wide ä \u{10ffff}",
+        "a-b_c",
+    ] {
+        let payload = Payload::new(Codec::Avro, blob);
+        let expected = serde_json::json!({"codec": "avro", "blob": blob});
+        let text = serde_json::to_string(&payload).unwrap_or_default();
+        let ordered = text.starts_with(r#"{"codec":"avro","blob":""#);
+        assert!(ordered, "{text}");
+        assert_eq!(
+            serde_json::from_str::<Value>(&text).ok(),
+            Some(expected.clone())
+        );
+        assert_eq!(serde_json::to_value(&payload).ok(), Some(expected));
+    }
+}

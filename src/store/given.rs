@@ -1,11 +1,13 @@
 //! Leases by the poll that was given them, for a repeat of it that reaches another node.
 
+use std::sync::Arc;
+
 use sqlx::FromRow;
 
 use super::pool::PgPool;
 use super::{run_id, unsigned, unsigned32};
-use crate::domain::ids::{Namespace, TaskId, TaskQueue};
-use crate::domain::routing::{Poller, TaskKind};
+use crate::domain::ids::{Namespace, TaskId, TaskQueue, WorkerId};
+use crate::domain::routing::TaskKind;
 use crate::domain::time::Timestamp;
 
 type Time = chrono::DateTime<chrono::Utc>;
@@ -42,58 +44,86 @@ struct Row {
     lease_expires_at: Time,
     start_to_close_at: Option<Time>,
     heartbeat_due_at: Option<Time>,
+    namespace: String,
+    queue: String,
+    lease_owner: String,
+    poll_request_id: String,
 }
 
-/// The lease that the worker's poll of this id was given on one of these queues, of one of these kinds.
+/// What is asked for: the lease that a worker's poll was given on one of these queues, of one of these
+/// kinds.
+#[derive(Clone, Debug)]
+pub struct Question {
+    /// Namespace.
+    pub namespace: Namespace,
+    /// Queues that the poll names.
+    pub queues: Vec<TaskQueue>,
+    /// Kinds that polls of its plane may be given.
+    pub kinds: Vec<TaskKind>,
+    /// The worker.
+    pub owner: WorkerId,
+    /// The poll's id.
+    pub poll: Arc<str>,
+}
+
+impl Question {
+    fn is_answered_by(&self, row: &Row) -> bool {
+        *self.poll == *row.poll_request_id
+            && self.owner.as_str() == row.lease_owner
+            && self.namespace.as_str() == row.namespace
+            && self.queues.iter().any(|queue| queue.as_str() == row.queue)
+            && self.kinds.iter().any(|kind| kind.number() == row.kind)
+    }
+}
+
+/// The leases that polls were given, in the order of the questions: one walk over what is held, however
+/// many ask.
 ///
 /// # Errors
 /// The database cannot be reached.
-pub async fn to_poll(
-    pool: &PgPool,
-    namespace: &Namespace,
-    queues: &[&TaskQueue],
-    kinds: &[TaskKind],
-    poller: &Poller,
-) -> sqlx::Result<Option<Given>> {
-    let queues: Vec<&str> = queues.iter().map(|queue| queue.as_str()).collect();
-    let kinds: Vec<i16> = kinds.iter().map(|kind| kind.number()).collect();
-    let row: Option<Row> = sqlx::query_as(
+pub async fn to_polls(pool: &PgPool, questions: &[Question]) -> sqlx::Result<Vec<Option<Given>>> {
+    let polls: Vec<&str> = questions.iter().map(|one| &*one.poll).collect();
+    let rows: Vec<Row> = sqlx::query_as(
         "select run_id, task_no as no, kind, attempt, seen_event_id, lease_expires_at, start_to_close_at,
              heartbeat_due_at, coalesce(start_to_close_at - start_to_close_ms * interval '1 ms',
-                 lease_expires_at - lease_ms * interval '1 ms') as leased_at
+                 lease_expires_at - lease_ms * interval '1 ms') as leased_at,
+             namespace, queue, lease_owner, poll_request_id
          from tasks
-         where state = 1 and poll_request_id = $1 and lease_owner = $2 and namespace = $3 and queue = any($4)
-           and kind = any($5) and lease_expires_at > clock_timestamp()
+         where state = 1 and poll_request_id = any($1) and lease_expires_at > clock_timestamp()
          union all
-         select run_id, no, kind, attempt, seen_event_id, lease_expires_at, null, null, asked_at
+         select run_id, no, kind, attempt, seen_event_id, lease_expires_at, null, null, asked_at,
+             namespace, queue, lease_owner, poll_request_id
          from asks
-         where state = 1 and poll_request_id = $1 and lease_owner = $2 and namespace = $3 and queue = any($4)
-           and kind = any($5) and deadline_at > clock_timestamp()
-         limit 1",
+         where state = 1 and poll_request_id = any($1) and deadline_at > clock_timestamp()",
     )
-    .bind(poller.poll_request_id.as_deref())
-    .bind(poller.owner.as_str())
-    .bind(namespace.as_str())
-    .bind(queues)
-    .bind(kinds)
-    .fetch_optional(pool)
+    .bind(polls)
+    .fetch_all(pool)
     .await?;
-    row.map(|row| {
+    questions
+        .iter()
+        .map(|question| {
+            let row = rows.iter().find(|row| question.is_answered_by(row));
+            row.map(Row::given).transpose()
+        })
+        .collect()
+}
+
+impl Row {
+    fn given(&self) -> sqlx::Result<Given> {
         Ok(Given {
             task: TaskId {
-                run: run_id(&row.run_id)?,
-                no: unsigned32(row.no),
+                run: run_id(&self.run_id)?,
+                no: unsigned32(self.no),
             },
-            kind: TaskKind::from_number(row.kind).ok_or_else(|| {
-                sqlx::Error::Decode(format!("not a kind of task: {}", row.kind).into())
+            kind: TaskKind::from_number(self.kind).ok_or_else(|| {
+                sqlx::Error::Decode(format!("not a kind of task: {}", self.kind).into())
             })?,
-            attempt: unsigned32(row.attempt),
-            seen: row.seen_event_id.map(unsigned),
-            leased_at: row.leased_at.into(),
-            lease_expires_at: row.lease_expires_at.into(),
-            start_to_close_at: row.start_to_close_at.map(Into::into),
-            heartbeat_due_at: row.heartbeat_due_at.map(Into::into),
+            attempt: unsigned32(self.attempt),
+            seen: self.seen_event_id.map(unsigned),
+            leased_at: self.leased_at.into(),
+            lease_expires_at: self.lease_expires_at.into(),
+            start_to_close_at: self.start_to_close_at.map(Into::into),
+            heartbeat_due_at: self.heartbeat_due_at.map(Into::into),
         })
-    })
-    .transpose()
+    }
 }

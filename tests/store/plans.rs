@@ -157,22 +157,18 @@ async fn run_everything(bench: &Bench) -> Vec<(&'static str, Cost)> {
             .1
     }));
     costs.push(("repeat of a poll", {
-        let poller = Poller {
-            owner: WorkerId::from("w"),
-            poll_request_id: Some("poll".into()),
-            kinds: [TaskKind::Workflow].into(),
+        let question = |owner: &str| given::Question {
+            namespace: "default".into(),
+            queues: vec!["q".into()],
+            kinds: vec![TaskKind::Workflow],
+            owner: WorkerId::from(owner),
+            poll: "poll".into(),
         };
-        let queue = "q".into();
-        let queues = [&queue];
-        let read = given::to_poll(
-            &store.hot,
-            &namespace,
-            &queues,
-            &[TaskKind::Workflow],
-            &poller,
-        );
+        let questions = [question("v"), question("w")];
+        let read = given::to_polls(&store.hot, &questions);
         let (found, cost) = meter.cost(&store.hot, read).await;
-        assert_eq!(found.unwrap().unwrap().attempt, 2);
+        let attempts = found.unwrap().into_iter().map(|one| Some(one?.attempt));
+        assert_eq!(attempts.collect::<Vec<_>>(), [None, Some(2)]);
         cost
     }));
     let input = completion(
