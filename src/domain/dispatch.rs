@@ -85,17 +85,21 @@ impl Candidate {
 }
 
 impl Window {
-    /// How far the tasks without a class are known to be handed out, once those for which `is_given`
-    /// says so are: up to the first that is left, or the last that the look saw. `None` when the look
-    /// saw all of them and none is left.
-    pub fn handed_out(&self, is_given: impl Fn(TaskId) -> bool) -> Option<Position> {
-        let plain = || self.candidates.iter().filter(|one| one.class.is_none());
-        let left = plain().filter(|one| !is_given(one.task));
+    fn plain(&self) -> impl Iterator<Item = &Candidate> {
+        self.candidates.iter().filter(|one| one.class.is_none())
+    }
+
+    /// The last task without a class that the look saw, when there may be more.
+    pub fn cut_at(&self) -> Option<Position> {
         let is_cut = self.cut.iter().any(|(_, class)| class.is_none());
-        let last = plain().map(Candidate::position).max();
-        left.map(Candidate::position)
-            .min()
-            .or_else(|| last.filter(|_| is_cut))
+        let last = self.plain().map(Candidate::position).max();
+        last.filter(|_| is_cut)
+    }
+
+    /// The first task without a class of which `is_given` does not say that it was handed out.
+    pub fn first_left(&self, is_given: impl Fn(TaskId) -> bool) -> Option<Position> {
+        let left = self.plain().filter(|one| !is_given(one.task));
+        left.map(Candidate::position).min()
     }
 
     /// Whether everything that is ready is in it.

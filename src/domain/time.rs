@@ -59,14 +59,6 @@ impl Timestamp {
         Self::from_micros(self.0.saturating_add(micros))
     }
 
-    /// This time less `millis`.
-    pub fn minus_millis(self, millis: u64) -> Self {
-        let micros = i64::try_from(millis)
-            .unwrap_or(i64::MAX)
-            .saturating_mul(MICROS_PER_MILLI);
-        Self::from_micros(self.0.saturating_sub(micros))
-    }
-
     /// Milliseconds from `earlier` to this time; 0 when `earlier` is later.
     pub fn millis_since(self, earlier: Self) -> u64 {
         u64::try_from(self.0.saturating_sub(earlier.0) / MICROS_PER_MILLI).unwrap_or_default()

@@ -18,14 +18,16 @@ pub(super) fn became_ready(core: &Core, key: &QueueKey, from: Position) {
 
 /// Tasks of a queue were given back, and are ready now.
 pub(super) fn given_back(core: &Core, key: &QueueKey) {
-    became_ready(core, key, core.marks.given_back(key, core.clock.now()));
+    became_ready(core, key, Position::START);
 }
 
 /// Tasks that were opened for later have become ready.
 pub(super) fn due(core: &Core, key: &QueueKey) {
-    core.marks.due(key);
-    if core.registry.backlog(key) {
-        start(core, key.clone());
+    if core.marks.is_ordered(key) {
+        // They may be more urgent than what was handed out last, on every node.
+        became_ready(core, key, Position::START);
+    } else {
+        ready(core, key, Position::END);
     }
 }
 

@@ -154,6 +154,8 @@ async fn ranked(
                 break;
             }
         };
+        // What is left out below was seen as well.
+        let cut_at = seen.window.cut_at();
         seen.window.leave_out(|task| lost.contains(&task));
         let window = &seen.window;
         let owners: Vec<&WorkerId> = free.iter().map(|place| &pollers[*place].owner).collect();
@@ -186,7 +188,8 @@ async fn ranked(
         if is_ordered {
             core.marks.ordered(key);
         }
-        match window.handed_out(|task| taken.iter().any(|given| given.task == task)) {
+        let left = window.first_left(|task| taken.iter().any(|given| given.task == task));
+        match left.or(cut_at) {
             Some(position) => mark.reached(position),
             None => mark.left_nothing(seen.at),
         }

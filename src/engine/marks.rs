@@ -24,8 +24,8 @@ const WHOLE_LOOK: Duration = Duration::from_secs(5);
 /// The pause is this many times as long as the look took, if that is longer: a long backlog between two
 /// vacuums and old snapshots of the database can make it long, and one claim in a hundred is a good deal.
 const WHOLE_LOOK_SHARE: u32 = 200;
-/// What was given back became ready at most this long before this node heard of it.
-const GIVEN_BACK_MS: u64 = 10_000;
+/// Longest pause between two looks from the start.
+const WHOLE_LOOK_MOST: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
 struct Mark {
@@ -71,8 +71,8 @@ pub(super) struct Marks {
     is_used: bool,
 }
 
-/// A look at a queue that is under way. Dropped without an end, the mark is forgotten: what the look
-/// had taken may be ready again.
+/// A look at a queue that is under way. Dropped without an end, all marks of the queue are lowered to where it
+/// began: what it had taken may be ready again, and others have passed it by.
 #[derive(Debug)]
 pub(super) struct Look<'a> {
     marks: &'a Marks,
@@ -82,6 +82,8 @@ pub(super) struct Look<'a> {
     began: Instant,
     is_whole: bool,
     from: Position,
+    /// The mark when it began.
+    mark: Position,
 }
 
 impl Marks {
@@ -109,6 +111,7 @@ impl Marks {
         let queue = inner.queues.entry(key.clone()).or_default();
         queue.looks.push((no, Position::END));
         let mark = queue.marks.iter_mut().find(|mark| mark.profile == *profile);
+        let known = mark.as_ref().map_or(Position::START, |mark| mark.at);
         let from = mark.and_then(|mark| {
             // The next look goes on from the mark while this one is under way.
             let is_due = mark.whole_look_at <= began;
@@ -125,6 +128,7 @@ impl Marks {
             began,
             is_whole: from.is_none(),
             from: from.unwrap_or(Position::START),
+            mark: known,
         }
     }
 
@@ -151,31 +155,19 @@ impl Marks {
         }
     }
 
-    /// Tasks that were opened for later are ready now. Where all are alike in priority, none of them lies
-    /// before a mark.
-    pub fn due(&self, key: &QueueKey) {
-        if let Some(queue) = self.inner().queues.get_mut(key)
-            && queue.is_ordered
-        {
-            queue.lower(Position::START);
-        }
+    /// Whether tasks of a queue differ in priority, as far as this node has seen. Where all are alike, what
+    /// becomes ready later does not lie before a mark.
+    pub fn is_ordered(&self, key: &QueueKey) -> bool {
+        let inner = self.inner();
+        inner.queues.get(key).is_some_and(|queue| queue.is_ordered)
     }
 
     /// Tasks of a queue were seen to differ in priority.
     pub fn ordered(&self, key: &QueueKey) {
-        if let Some(queue) = self.inner().queues.get_mut(key) {
-            queue.is_ordered = true;
+        let mut inner = self.inner();
+        if inner.queues.len() < QUEUES_KEPT || inner.queues.contains_key(key) {
+            inner.queues.entry(key.clone()).or_default().is_ordered = true;
         }
-    }
-
-    /// Before everything of a queue that was given back just now.
-    pub fn given_back(&self, key: &QueueKey, now: Timestamp) -> Position {
-        let inner = self.inner();
-        let alike = inner.queues.get(key).filter(|queue| !queue.is_ordered);
-        alike.map_or(Position::START, |_| Position {
-            priority: DEFAULT_PRIORITY,
-            ready_at: now.minus_millis(GIVEN_BACK_MS),
-        })
     }
 
     fn over(&self, look: &Look<'_>, reached: Option<Position>) {
@@ -192,17 +184,20 @@ impl Marks {
             .iter()
             .position(|mark| mark.profile == *look.profile);
         let Some(reached) = reached else {
-            if let Some(place) = known {
-                queue.marks.swap_remove(place);
-            }
+            queue.lower(look.mark);
             return;
         };
         let at = reached.min(least);
-        let pause = WHOLE_LOOK.max(look.began.elapsed() * WHOLE_LOOK_SHARE);
+        let pause = (look.began.elapsed() * WHOLE_LOOK_SHARE).clamp(WHOLE_LOOK, WHOLE_LOOK_MOST);
         match known {
             Some(place) => {
                 let mark = &mut queue.marks[place];
-                mark.at = at;
+                // Another look may have left something before the beginning of this one.
+                mark.at = if mark.at < look.from {
+                    mark.at.min(at)
+                } else {
+                    at
+                };
                 if look.is_whole {
                     mark.whole_look_at = Instant::now() + pause;
                 }
@@ -235,11 +230,7 @@ impl Look<'_> {
     /// At this time it left nothing that was ready.
     pub fn left_nothing(self, at: Option<Timestamp>) {
         let Some(ready_at) = at else { return };
-        let is_ordered = {
-            let inner = self.marks.inner();
-            let queue = inner.queues.get(self.key);
-            queue.is_some_and(|queue| queue.is_ordered)
-        };
+        let is_ordered = self.marks.is_ordered(self.key);
         // Where priorities differ, what becomes ready later may lie anywhere; whoever opened it tells.
         let position = if is_ordered {
             Position::END
@@ -297,7 +288,7 @@ mod tests {
         let look = marks.look(&key, &one);
         assert_eq!(look.from(), Position::START);
         look.reached(position(7));
-        assert_eq!(marks.look(&key, &other).from(), Position::START);
+        assert_eq!(marks.of(&key, &other), Position::START);
         let look = marks.look(&key, &one);
         assert_eq!(look.from(), position(7));
         look.left_nothing(Some(Timestamp::from_micros(9)));
@@ -326,12 +317,34 @@ mod tests {
     }
 
     #[test]
-    fn a_look_without_an_end_has_the_next_one_begin_at_the_start() {
+    fn a_look_without_an_end_has_others_begin_where_it_began() {
         let marks = Marks::new(true);
         let (key, profile) = (key(), profile(1));
         marks.look(&key, &profile).reached(position(7));
-        drop(marks.look(&key, &profile));
-        assert_eq!(marks.of(&key, &profile), Position::START);
+        let other = self::profile(2);
+        marks.look(&key, &other).reached(position(20));
+        let failing = marks.look(&key, &profile);
+        let beside = marks.look(&key, &profile);
+        drop(failing);
+        assert_eq!(marks.of(&key, &other), position(7));
+        beside.reached(position(30));
+        assert_eq!(marks.of(&key, &profile), position(7));
+    }
+
+    #[test]
+    fn a_look_leaves_what_another_one_left_before_it() {
+        let marks = Marks::new(true);
+        let (key, profile) = (key(), profile(1));
+        marks.look(&key, &profile).reached(position(7));
+        let beside = marks.look(&key, &profile);
+        {
+            let mut inner = marks.inner();
+            let mark = &mut inner.queues.get_mut(&key).unwrap().marks[0];
+            mark.whole_look_at = Instant::now();
+        }
+        marks.look(&key, &profile).reached(position(3));
+        beside.reached(position(9));
+        assert_eq!(marks.of(&key, &profile), position(3));
     }
 
     #[test]
@@ -343,7 +356,7 @@ mod tests {
             look.left_nothing(Some(Timestamp::from_micros(9)));
         };
         nothing();
-        marks.due(&key);
+        assert!(!marks.is_ordered(&key));
         assert_eq!(marks.of(&key, &profile), position(9));
         let urgent = Position {
             priority: 0,
@@ -353,12 +366,7 @@ mod tests {
         assert_eq!(marks.of(&key, &profile), urgent);
         nothing();
         assert_eq!(marks.of(&key, &profile), Position::END);
-        assert_eq!(
-            marks.given_back(&key, Timestamp::from_micros(0)),
-            Position::START
-        );
-        marks.due(&key);
-        assert_eq!(marks.of(&key, &profile), Position::START);
+        assert!(marks.is_ordered(&key));
     }
 
     #[test]

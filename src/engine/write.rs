@@ -102,6 +102,7 @@ pub(super) async fn write(
         }
         _ => {
             if written == Err(Fault::Unknown) {
+                announce_unknown(core, decision);
                 let leases = promises
                     .iter()
                     .filter_map(|promise| promised(decision, promise, now))
@@ -217,6 +218,12 @@ fn announce(core: &Core, decision: &Decision, at: Timestamp) {
                 core.alarms.timer_in(due.millis_since(at));
             }
         }
+        for no in write.effects.marks().keys() {
+            // A claim that came by while its row was locked has passed it.
+            if let Some(key) = queue_of(&write.next, *no) {
+                claims::became_ready(core, &key, Position::START);
+            }
+        }
         for (no, effect) in write.effects.tasks() {
             match effect {
                 TaskEffect::Close => core.leases.closed(TaskId {
@@ -247,6 +254,22 @@ fn announce(core: &Core, decision: &Decision, at: Timestamp) {
                         ready_at(core, &key, position, at);
                     }
                 }
+            }
+        }
+    }
+}
+
+/// A commit whose answer was lost may have made tasks ready.
+fn announce_unknown(core: &Core, decision: &Decision) {
+    for write in decision.writes() {
+        for (no, effect) in write.effects.tasks() {
+            let key = match effect {
+                TaskEffect::Close => None,
+                TaskEffect::Again { .. } => queue_of(&write.next, *no),
+                TaskEffect::Open(task) => Some(QueueKey::from(&task.routing)),
+            };
+            if let Some(key) = key {
+                claims::became_ready(core, &key, Position::START);
             }
         }
     }

@@ -83,20 +83,22 @@ impl Question {
 /// The database cannot be reached.
 pub async fn to_polls(pool: &PgPool, questions: &[Question]) -> sqlx::Result<Vec<Option<Given>>> {
     let polls: Vec<&str> = questions.iter().map(|one| &*one.poll).collect();
+    let owners: Vec<&str> = questions.iter().map(|one| one.owner.as_str()).collect();
     let rows: Vec<Row> = sqlx::query_as(
         "select run_id, task_no as no, kind, attempt, seen_event_id, lease_expires_at, start_to_close_at,
              heartbeat_due_at, coalesce(start_to_close_at - start_to_close_ms * interval '1 ms',
                  lease_expires_at - lease_ms * interval '1 ms') as leased_at,
              namespace, queue, lease_owner, poll_request_id
          from tasks
-         where state = 1 and poll_request_id = any($1) and lease_expires_at > clock_timestamp()
+         where state = 1 and poll_request_id = any($1) and lease_owner = any($2) and lease_expires_at > clock_timestamp()
          union all
          select run_id, no, kind, attempt, seen_event_id, lease_expires_at, null, null, asked_at,
              namespace, queue, lease_owner, poll_request_id
          from asks
-         where state = 1 and poll_request_id = any($1) and deadline_at > clock_timestamp()",
+         where state = 1 and poll_request_id = any($1) and lease_owner = any($2) and deadline_at > clock_timestamp()",
     )
     .bind(polls)
+    .bind(owners)
     .fetch_all(pool)
     .await?;
     questions

@@ -95,8 +95,8 @@ impl Lanes {
 struct Jobs {
     asked: Line,
     due: Line,
-    /// Who has the odd place of a statement.
-    turn: bool,
+    /// Who has the first places of a statement: a large item finds room only there.
+    is_due_first: bool,
 }
 
 /// Jobs in order, taken out of the queue as far as the next statement may need them.
@@ -126,7 +126,7 @@ impl Jobs {
         Self {
             asked: Line::new(asked),
             due: Line::new(due),
-            turn: false,
+            is_due_first: false,
         }
     }
 
@@ -142,16 +142,21 @@ impl Jobs {
         }
         self.asked.fill(2 * most);
         self.due.fill(2 * most);
-        self.turn = !self.turn;
-        let share = if self.asked.held.is_empty() {
+        self.is_due_first = !self.is_due_first;
+        let (first, second) = if self.is_due_first {
+            (&mut self.due.held, &mut self.asked.held)
+        } else {
+            (&mut self.asked.held, &mut self.due.held)
+        };
+        let share = if second.is_empty() {
             most
         } else {
-            (most + usize::from(self.turn)) / 2
+            most.div_ceil(2)
         };
         let mut batch = Batch::default();
-        batch.take(&mut self.due.held, share);
-        batch.take(&mut self.asked.held, most);
-        batch.take(&mut self.due.held, most);
+        batch.take(first, share);
+        batch.take(second, most);
+        batch.take(first, most);
         Some(batch.jobs)
     }
 }

@@ -372,6 +372,36 @@ async fn large_decisions_are_written_a_few_at_a_time() {
     bench.end().await;
 }
 
+/// Rule: a large decision of a caller finds room although due work never ends.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_large_decision_does_not_wait_for_the_end_of_due_work() {
+    let bench = Bench::new().await;
+    let mut door = bench.door().await;
+    let (lanes, block, blocked) = busy_lane(&bench, 4).await;
+    let mut waiting = JoinSet::new();
+    let mut noise = 1_u32;
+    let mut letter = || {
+        noise = noise.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        char::from(b'a' + (noise >> 27) as u8 % 26)
+    };
+    let mut wanted = request("asked-wf");
+    let text: String = (0..2 * BATCH_BYTES).map(|_| letter()).collect();
+    wanted.input = Payload::new(Codec::Avro, text);
+    for n in 0..12 {
+        let name = format!("due-{n}");
+        enqueue_due(&lanes, item(&mut started(&name)), &mut waiting).await;
+    }
+    enqueue(&lanes, item(&mut started_with(wanted)), &mut waiting).await;
+    block.lift().await;
+    while let Some(outcome) = waiting.join_next().await {
+        assert_committed(outcome.unwrap().unwrap());
+    }
+    assert_committed(blocked.await.unwrap());
+    let written = statements(&mut door).await;
+    assert!(written[..2].contains(&"asked".to_owned()), "{written:?}");
+    bench.end().await;
+}
+
 async fn kill_lanes(connection: &mut PgConnection) -> i64 {
     number(
         connection,

@@ -51,6 +51,14 @@ pub fn serve(listener: TcpListener, api: Arc<Api>, threads: usize) -> std::io::R
         app.default_service(web::to(control::beside))
             .wrap(from_fn(observe))
     })
+    // An answer of several pieces must not wait for the client to acknowledge the first (RFC 9293, 3.7.4).
+    .on_connect(|connection, _| {
+        if let Some(stream) = connection.downcast_ref::<actix_web::rt::net::TcpStream>()
+            && let Err(error) = stream.set_nodelay(true)
+        {
+            tracing::debug!(error = %error, "a connection keeps its delay");
+        }
+    })
     // A client that has gone must not be given a task: its handler is dropped at once.
     .h1_allow_half_closed(false)
     .client_request_timeout(HEADER_TIMEOUT)
