@@ -86,7 +86,8 @@ class Browser:
         options = {
             "goog:chromeOptions": {"args": [*FLAGS, f"--user-data-dir={profile}"]},
             "goog:loggingPrefs": {"performance": "ALL", "browser": "ALL"},
-            "timeouts": {"script": PATIENCE * 1000, "pageLoad": PATIENCE * 1000},
+            # What opens shows its contents a moment later, so elements are waited for.
+            "timeouts": {"script": PATIENCE * 1000, "pageLoad": PATIENCE * 1000, "implicit": PATIENCE * 1000},
         }
         session = self.call("POST", "/session", {"capabilities": {"alwaysMatch": options}})
         self.base += f"/session/{session['sessionId']}"
