@@ -14,6 +14,8 @@ lr as materialized (
     select i.ord from i join workflow_runs r on r.run_id = i.run_id
     where i.version > 0 and r.version = i.version
     order by r.run_id for no key update of r),
+-- Statistics may say at any moment that tasks or timers are empty, and then it seems cheaper to walk the
+-- whole index than to look up some keys: so the keys are a condition of the table itself as well.
 -- Fence 2: leases, addressed by primary key only, after all headers. Tasks that an item closes or
 -- makes ready again without a fence are locked here as well (mode 4), so that every task row is
 -- locked in key order, and renewals in the same order never meet a commit crosswise.
@@ -21,7 +23,7 @@ f as materialized (
     select * from unnest({fences:int,text,int,smallint,text,int}) f(ord, run_id, task_no, mode, owner, attempt)),
 lt as materialized (
     select f.ord, f.mode from f join tasks t on t.run_id = f.run_id and t.task_no = f.task_no
-    where case f.mode
+    where t.run_id = any (array(select run_id from f)) and case f.mode
             when 0 then t.lease_owner = f.owner and t.attempt = f.attempt and t.lease_expires_at > clock_timestamp()
             when 1 then t.lease_owner = f.owner and t.attempt = f.attempt
             when 2 then t.lease_owner = f.owner and t.attempt = f.attempt
@@ -110,17 +112,21 @@ w3b as (
     where (select a from ok)[m.ord]),
 --.
 --? closed
+c as materialized (
+    select * from unnest({tasks_closed:int,text,int}) c(ord, run_id, task_no)),
 w5 as (
-    delete from tasks t using unnest({tasks_closed:int,text,int}) c(ord, run_id, task_no)
-    where t.run_id = c.run_id and t.task_no = c.task_no and (select a from ok)[c.ord]),
+    delete from tasks t using c
+    where t.run_id = any (array(select run_id from c)) and t.run_id = c.run_id and t.task_no = c.task_no and (select a from ok)[c.ord]),
 --.
 --? touched
+g as materialized (
+    select * from unnest({tasks_again:int,text,int,timestamptz,text}) g(ord, run_id, task_no, visible_at, blocked_by)),
 w6 as (
     update tasks t set state = 0, visible_at = g.visible_at, lease_owner = null, lease_expires_at = null,
         start_to_close_at = null, heartbeat_due_at = null, heartbeat_at = null, heartbeat = null,
         poll_request_id = null, seen_event_id = null, holder_knows = null, blocked_by = g.blocked_by
-    from unnest({tasks_again:int,text,int,timestamptz,text}) g(ord, run_id, task_no, visible_at, blocked_by)
-    where t.run_id = g.run_id and t.task_no = g.task_no and (select a from ok)[g.ord]),
+    from g
+    where t.run_id = any (array(select run_id from g)) and t.run_id = g.run_id and t.task_no = g.task_no and (select a from ok)[g.ord]),
 --.
 --? opened
 w7 as (
@@ -144,15 +150,19 @@ w8 as (
     select run_id, kind, no, due_at from unnest({timers_set:int,text,smallint,int,timestamptz}) s(ord, run_id, kind, no, due_at)
     where (select a from ok)[s.ord]
     on conflict (run_id, kind, no) do update set due_at = excluded.due_at),
+x as materialized (
+    select * from unnest({timers_cancelled:int,text,smallint,int}) c(ord, run_id, kind, no)),
 w9 as (
-    delete from timers t using unnest({timers_cancelled:int,text,smallint,int}) c(ord, run_id, kind, no)
-    where t.run_id = c.run_id and t.kind = c.kind and t.no = c.no and (select a from ok)[c.ord]),
+    delete from timers t using x c
+    where t.run_id = any (array(select run_id from x)) and t.run_id = c.run_id and t.kind = c.kind and t.no = c.no and (select a from ok)[c.ord]),
 --.
 --? touched
+m as materialized (
+    select * from unnest({tasks_marked:int,text,int,bigint,boolean}) m(ord, run_id, task_no, needs, cancel)),
 w9b as (
     update tasks t set needs = coalesce(m.needs, t.needs), cancel_requested = t.cancel_requested or m.cancel
-    from unnest({tasks_marked:int,text,int,bigint,boolean}) m(ord, run_id, task_no, needs, cancel)
-    where t.run_id = m.run_id and t.task_no = m.task_no and (select a from ok)[m.ord]),
+    from m
+    where t.run_id = any (array(select run_id from m)) and t.run_id = m.run_id and t.task_no = m.task_no and (select a from ok)[m.ord]),
 --.
 --? family
 w10 as (

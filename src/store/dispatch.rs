@@ -266,7 +266,8 @@ pub async fn take<'e>(
              from unnest($1::text[], $2::int[], $3::text[], $4::text[])
                  with ordinality as w(run_id, task_no, owner, poll, place)
              join tasks t on t.run_id = w.run_id and t.task_no = w.task_no
-             where t.state = 0 and t.visible_at <= clock_timestamp() and (t.needs & ~$5::bigint) = 0
+             where t.run_id = any($1) and t.state = 0 and t.visible_at <= clock_timestamp()
+               and (t.needs & ~$5::bigint) = 0
              for update of t skip locked)
          update tasks t set state = 1, attempt = t.attempt + 1, lease_owner = p.owner,
              lease_expires_at = n.now + t.lease_ms * interval '1 ms',
@@ -275,7 +276,7 @@ pub async fn take<'e>(
              heartbeat_at = null, heartbeat = null, poll_request_id = p.poll, holder_knows = $5,
              seen_event_id = case when t.kind = 0 then r.next_event_id - 1 end
          from n, p join workflow_runs r on r.run_id = p.run_id
-         where t.run_id = p.run_id and t.task_no = p.task_no
+         where t.run_id = any($1) and t.run_id = p.run_id and t.task_no = p.task_no
          returning t.run_id, t.task_no, p.place, t.attempt, t.seen_event_id, n.now as leased_at,
              t.lease_expires_at, t.start_to_close_at, t.heartbeat_due_at",
     )

@@ -194,13 +194,14 @@ pub async fn renew(pool: &PgPool, renewals: &[Renewal]) -> sqlx::Result<Vec<Opti
              from unnest($1::text[], $2::int[], $3::text[], $4::int[], $5::bool[], $6::text[])
                  with ordinality as h(run_id, task_no, owner, attempt, beat, details, place)
              join tasks t on t.run_id = h.run_id and t.task_no = h.task_no
-             where t.lease_owner = h.owner and t.attempt = h.attempt and t.lease_expires_at > clock_timestamp()
+             where t.run_id = any($1) and t.lease_owner = h.owner and t.attempt = h.attempt
+               and t.lease_expires_at > clock_timestamp()
              order by t.run_id, t.task_no for update of t)
          update tasks t set lease_expires_at = clock_timestamp() + t.lease_ms * interval '1 ms',
              heartbeat_due_at = case when h.beat then clock_timestamp() + t.heartbeat_ms * interval '1 ms' else t.heartbeat_due_at end,
              heartbeat_at = case when h.beat then clock_timestamp() else t.heartbeat_at end,
              heartbeat = case when h.beat then coalesce(h.details, t.heartbeat) else t.heartbeat end
-         from h where t.run_id = h.run_id and t.task_no = h.task_no
+         from h where t.run_id = any($1) and t.run_id = h.run_id and t.task_no = h.task_no
          returning h.place, t.lease_expires_at, clock_timestamp(), t.cancel_requested",
     )
     .bind(runs)
@@ -297,14 +298,14 @@ pub async fn give_back(pool: &PgPool, which: Which, lost: &[Lost]) -> sqlx::Resu
              from unnest($1::text[], $2::int[], $3::text[], $4::int[], $5::bigint[], $6::timestamptz[])
                  with ordinality as l(run_id, task_no, owner, attempt, delay_ms, granted_by, place)
              join tasks t on t.run_id = l.run_id and t.task_no = l.task_no
-             where t.lease_owner = l.owner and t.attempt = l.attempt
+             where t.run_id = any($1) and t.lease_owner = l.owner and t.attempt = l.attempt
                and ($7 or t.lease_expires_at <= clock_timestamp())
                and (l.granted_by is null or t.lease_expires_at <= l.granted_by + t.lease_ms * interval '1 ms')
              order by t.run_id, t.task_no for update of t)
          update tasks t set state = 0, visible_at = clock_timestamp() + l.delay_ms * interval '1 ms',
              lease_owner = null, lease_expires_at = null, start_to_close_at = null, heartbeat_due_at = null,
              poll_request_id = null, seen_event_id = null, holder_knows = null
-         from l where t.run_id = l.run_id and t.task_no = l.task_no
+         from l where t.run_id = any($1) and t.run_id = l.run_id and t.task_no = l.task_no
          returning l.place",
     )
     .bind(runs)
