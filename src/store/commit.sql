@@ -5,6 +5,10 @@
 -- task rows in key order, then keys are claimed, and each write reads the outcome. need counts the
 -- fences of an item; an item writes if and only if all of them held. Lines between `--? part` and `--.`
 -- are left out when no item needs that part.
+--
+-- Statistics may say at any moment that tasks or timers are empty, and then it seems cheaper to walk a
+-- whole index than to look up some keys. So the runs are a condition of the table itself as well, wherever
+-- rows are found by key.
 with i as materialized (
     select run_id, version, pre, need, ord
     from unnest({items:text,bigint,int,int}) with ordinality as i(run_id, version, pre, need, ord)),
@@ -14,8 +18,6 @@ lr as materialized (
     select i.ord from i join workflow_runs r on r.run_id = i.run_id
     where i.version > 0 and r.version = i.version
     order by r.run_id for no key update of r),
--- Statistics may say at any moment that tasks or timers are empty, and then it seems cheaper to walk the
--- whole index than to look up some keys: so the keys are a condition of the table itself as well.
 -- Fence 2: leases, addressed by primary key only, after all headers. Tasks that an item closes or
 -- makes ready again without a fence are locked here as well (mode 4), so that every task row is
 -- locked in key order, and renewals in the same order never meet a commit crosswise.

@@ -84,7 +84,7 @@ pub async fn taken(pool: &PgPool, taken: &[(RunId, u64)]) -> sqlx::Result<()> {
         .collect();
     sqlx::query(
         "delete from relays r using unnest($1::text[], $2::bigint[]) t(run_id, event_id)
-         where r.run_id = t.run_id and r.event_id = t.event_id",
+         where r.run_id = any($1) and r.run_id = t.run_id and r.event_id = t.event_id",
     )
     .bind(runs)
     .bind(events)

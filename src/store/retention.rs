@@ -47,7 +47,7 @@ pub async fn look(
     limit: i64,
 ) -> sqlx::Result<Vec<Looked>> {
     type Row = (chrono::DateTime<chrono::Utc>, String, i64, bool);
-    let (started_at, run) = after.map_or((Timestamp::default(), String::new()), |after| {
+    let (started_at, run) = after.map_or((Timestamp::EPOCH, String::new()), |after| {
         (after.started_at, after.run.to_string())
     });
     // Both ends are ends of a range of the index of lists, which is walked backwards.
@@ -128,8 +128,10 @@ pub async fn remove(pool: &PgPool, runs: &[RunId]) -> sqlx::Result<Removed> {
          w as (
              delete from workflow_instances w using whole d
              where w.namespace = d.namespace and w.workflow_id = d.workflow_id and w.run_id = d.run_id),
-         t as (delete from tasks t using whole d where t.run_id = d.run_id),
-         m as (delete from timers m using whole d where m.run_id = d.run_id),
+         -- By key also while statistics call the tables empty, as in the door.
+         ids as materialized (select array_agg(run_id) as a from whole),
+         t as (delete from tasks t where t.run_id = any ((select a from ids)::text[])),
+         m as (delete from timers m where m.run_id = any ((select a from ids)::text[])),
          h as (
              insert into removed_runs (removed_at, run_id, batches)
              select n.now, d.run_id, d.version from n cross join whole d),

@@ -12,7 +12,8 @@ use leasehold::store::lease::{self, Lost, Renewal, Which};
 use leasehold::store::pool::PgPool;
 use leasehold::store::sessions::{self, Seekers};
 use leasehold::store::{
-    PoolSizes, Store, claim, dispatch, given, history, load, receipts, retention, timers, waiting,
+    PoolSizes, Store, claim, dispatch, given, history, load, receipts, relays, retention, timers,
+    waiting,
 };
 use sqlx::{AssertSqlSafe, PgConnection};
 
@@ -265,6 +266,14 @@ async fn run_everything(bench: &Bench) -> Vec<(&'static str, Cost)> {
     let key = receipts::find(reads, &namespace, &workflow, "signal", "key");
     costs.push(("request key", meter.cost(reads, key).await.1));
     costs.extend(sessions_of(&mut meter, &store).await);
+    let told = [(state.id, 1)];
+    let taken = relays::taken(&store.hot, &told);
+    costs.push(("relays taken", meter.cost(&store.hot, taken).await.1));
+    let ids = [state.id];
+    let removed = retention::remove(&store.hot, &ids);
+    let (removed, cost) = meter.cost(&store.hot, removed).await;
+    assert!(removed.unwrap().runs.is_empty(), "an open run stays");
+    costs.push(("removal", cost));
     finish_run(&door, &state).await;
     let whole = sqlx::query("select count(journal) from history_batches").execute(reads);
     assert_eq!(
@@ -552,12 +561,20 @@ async fn rows_are_found_by_key_although_tables_are_said_to_be_empty() {
     execute(&mut admin, &fill("first")).await;
     execute(&mut admin, "delete from tasks").await;
     execute(&mut admin, "vacuum (truncate off, analyze) tasks").await;
-    execute(&mut admin, "vacuum (truncate off, analyze) timers").await;
+    let relays = format!(
+        "insert into relays (run_id, event_id, body, created_at)
+         select 'dead' || n, 1, '{{}}', clock_timestamp() from generate_series(1, {DEAD}) n"
+    );
+    execute(&mut admin, &relays).await;
+    execute(&mut admin, "delete from relays").await;
+    execute(&mut admin, "vacuum (truncate off, analyze) timers, relays").await;
     let mut backup = bench.db.connect().await;
     execute(&mut backup, "begin isolation level repeatable read").await;
     number(&mut backup, "select count(*) from tasks").await;
     execute(&mut admin, &fill("second")).await;
     execute(&mut admin, "delete from tasks").await;
+    execute(&mut admin, &relays).await;
+    execute(&mut admin, "delete from relays").await;
     let costs = Box::pin(run_everything(&bench)).await;
     println!("plans, said to be empty: {costs:?}");
     for (name, cost) in &costs {
