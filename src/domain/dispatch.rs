@@ -63,6 +63,16 @@ pub struct Candidate {
     pub preferred: Option<WorkerId>,
 }
 
+impl Candidate {
+    /// Its place among those of its class.
+    pub fn position(&self) -> Position {
+        Position {
+            priority: self.priority,
+            ready_at: self.ready_at,
+        }
+    }
+}
+
 /// Ready tasks that one look found: of each class some that have waited longest.
 #[derive(Clone, Debug, Default)]
 pub struct Window {
@@ -72,16 +82,6 @@ pub struct Window {
     pub cut: BTreeSet<(u8, Class)>,
     /// The last priority whose classes the look knows; `None` when it knows all.
     pub through: Option<u8>,
-}
-
-impl Candidate {
-    /// Its place among those of its class.
-    pub fn position(&self) -> Position {
-        Position {
-            priority: self.priority,
-            ready_at: self.ready_at,
-        }
-    }
 }
 
 impl Window {

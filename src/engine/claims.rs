@@ -16,11 +16,6 @@ pub(super) fn became_ready(core: &Core, key: &QueueKey, from: Position) {
     ready(core, key, from);
 }
 
-/// Tasks of a queue were given back, and are ready now.
-pub(super) fn given_back(core: &Core, key: &QueueKey) {
-    became_ready(core, key, Position::START);
-}
-
 /// Tasks that were opened for later have become ready.
 pub(super) fn due(core: &Core, key: &QueueKey) {
     if core.marks.is_ordered(key) {

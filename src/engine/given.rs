@@ -7,6 +7,7 @@
 use std::sync::Arc;
 
 use super::error::Fault;
+use super::grouped::Grouped;
 use super::{Core, claims};
 use crate::domain::ids::TaskQueue;
 use crate::domain::routing::{Poller, TaskKind};
@@ -15,58 +16,24 @@ use crate::matching::{GrantedLease, QueueKey, WorkerKey};
 use crate::store::asks::{self, AskState};
 use crate::store::given::{self, Given, Question};
 use crate::store::{Store, lease};
-use tokio::sync::{mpsc, oneshot};
 
-/// Questions that may wait; what is over is told to come back.
-const QUESTIONS_BOUND: usize = 16_384;
 /// Questions that one statement answers at most.
 const QUESTIONS_AT_ONCE: usize = 256;
 
-type Answer = Result<Option<Given>, Fault>;
+/// Questions about repeats. A worker that polls at several nodes asks with every poll.
+pub(super) type Questions = Grouped<Question, Option<Given>>;
 
-/// Questions to the database, grouped: whatever queued up while the last statement ran goes into the next.
-/// A worker that polls at several nodes asks with every poll.
-#[derive(Debug)]
-pub(super) struct Questions(mpsc::Sender<(Question, oneshot::Sender<Answer>)>);
-
-impl Questions {
-    /// Starts the task that asks them.
-    pub fn start(store: Store) -> Self {
-        let (sender, mut waiting) = mpsc::channel(QUESTIONS_BOUND);
-        tokio::spawn(async move {
-            let mut batch = Vec::new();
-            while waiting.recv_many(&mut batch, QUESTIONS_AT_ONCE).await > 0 {
-                let (questions, answers): (Vec<_>, Vec<_>) = batch.drain(..).unzip();
-                answer(&store, &questions, answers).await;
-            }
-        });
-        Self(sender)
-    }
-
-    async fn ask(&self, question: Question) -> Answer {
-        let (answer, found) = oneshot::channel();
-        self.0
-            .try_send((question, answer))
-            .map_err(|_| Fault::Busy)?;
-        found.await.unwrap_or(Err(Fault::Unavailable))
-    }
-}
-
-async fn answer(store: &Store, questions: &[Question], answers: Vec<oneshot::Sender<Answer>>) {
-    // A poll that ended meanwhile has no use for its answer.
-    match given::to_polls(&store.hot, questions).await {
-        Ok(found) => {
-            for (answer, given) in answers.into_iter().zip(found) {
-                let _ = answer.send(Ok(given));
-            }
-        }
-        Err(error) => {
-            let fault = Fault::from(error);
-            for answer in answers {
-                let _ = answer.send(Err(fault));
-            }
-        }
-    }
+/// Starts to answer questions about repeats.
+pub(super) fn questions(store: &Store) -> Questions {
+    let pool = store.hot.clone();
+    Grouped::start(
+        QUESTIONS_AT_ONCE,
+        |_| None,
+        move |questions| {
+            let pool = pool.clone();
+            async move { Ok(given::to_polls(&pool, &questions).await?) }
+        },
+    )
 }
 
 /// Why a repeat is refused.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::error::Fault;
 use super::{Core, claims, runs};
+use crate::domain::dispatch::Position;
 use crate::domain::ids::TaskId;
 use crate::domain::lease::{AfterLoss, after_loss};
 use crate::domain::routing::TaskKind;
@@ -70,7 +71,7 @@ pub(super) async fn give_back(
             queue: row.queue.clone(),
         };
         if lost.delay_ms == 0 {
-            claims::given_back(core, &key);
+            claims::became_ready(core, &key, Position::START);
         } else {
             let delay = std::time::Duration::from_millis(lost.delay_ms + 1);
             core.wakes.set(&key, delay);

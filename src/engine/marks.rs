@@ -80,7 +80,6 @@ pub(super) struct Look<'a> {
     profile: &'a Profile,
     no: u64,
     began: Instant,
-    is_whole: bool,
     from: Position,
     /// The mark when it began.
     mark: Position,
@@ -126,7 +125,6 @@ impl Marks {
             profile,
             no,
             began,
-            is_whole: from.is_none(),
             from: from.unwrap_or(Position::START),
             mark: known,
         }
@@ -198,7 +196,7 @@ impl Marks {
                 } else {
                     at
                 };
-                if look.is_whole {
+                if look.from == Position::START {
                     mark.whole_look_at = Instant::now() + pause;
                 }
             }

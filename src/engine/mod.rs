@@ -14,6 +14,7 @@ mod error;
 mod executions;
 mod flows;
 mod given;
+mod grouped;
 mod hints;
 mod inputs;
 mod leases;
@@ -71,6 +72,7 @@ use driven::Driven;
 
 use crate::clock::Clock;
 use crate::domain::admission::Limits;
+use crate::domain::dispatch::Position;
 use crate::domain::ids::Namespace;
 use crate::domain::run;
 use crate::domain::time::Timestamp;
@@ -206,8 +208,8 @@ impl Engine {
         let (replays, to_compare) = replays::Replays::new(settings.check_replays);
         let names = namespaces::names(&store.reads).await?;
         let lanes = Lanes::start(&store, settings.lanes, settings.commit_batch);
-        let renewals = renewals::Renewals::start(store.clone(), settings.heartbeat_batch);
-        let questions = given::Questions::start(store.clone());
+        let renewals = renewals::start(&store, settings.heartbeat_batch);
+        let questions = given::questions(&store);
         let core = Arc::new_cyclic(|me| Core {
             me: Weak::clone(me),
             runtime: Handle::current(),
@@ -361,7 +363,7 @@ async fn give_back(core: &Arc<Core>, leases: &[GrantedLease], granted_by: Option
             continue;
         };
         if let Some(key) = queue_of(core, lease).await {
-            claims::given_back(core, &key);
+            claims::became_ready(core, &key, Position::START);
         }
     }
 }

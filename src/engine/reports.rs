@@ -526,7 +526,7 @@ impl Engine {
             beat,
             details,
         };
-        let Some(renewed) = self.core.renewals.renew(renewal).await? else {
+        let Some(renewed) = self.core.renewals.ask(renewal).await? else {
             return Ok(None);
         };
         self.core.clock.observe(renewed.at);

@@ -335,6 +335,16 @@ async fn due_work_and_callers_take_turns() {
     bench.end().await;
 }
 
+/// A payload of so many bytes that does not get smaller when it is packed.
+fn noise(bytes: usize) -> Payload {
+    let mut state = 1_u32;
+    let letters = (0..bytes).map(|_| {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        char::from(b'a' + (state >> 27) as u8 % 26)
+    });
+    Payload::new(Codec::Avro, letters.collect::<String>())
+}
+
 /// Rule: a statement has a bound in bytes, and what is larger than it is written alone.
 #[tokio::test(flavor = "multi_thread")]
 async fn large_decisions_are_written_a_few_at_a_time() {
@@ -342,25 +352,13 @@ async fn large_decisions_are_written_a_few_at_a_time() {
     let mut door = bench.door().await;
     let (lanes, block, blocked) = busy_lane(&bench, MAX_BATCH).await;
     let mut waiting = JoinSet::new();
-    let mut noise = 1_u32;
-    let mut large = |bytes: usize| {
-        // Text that does not get smaller when it is packed.
-        let mut letter = || {
-            noise = noise.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            char::from(b'a' + (noise >> 27) as u8 % 26)
-        };
-        Payload::new(
-            Codec::Avro,
-            (0..bytes).map(|_| letter()).collect::<String>(),
-        )
-    };
     let third = BATCH_BYTES / 3;
     for (n, bytes) in [third, third, 10, third, 2 * BATCH_BYTES, 10, 10]
         .into_iter()
         .enumerate()
     {
         let mut wanted = request(&format!("{n}-wf"));
-        wanted.input = large(bytes);
+        wanted.input = noise(bytes);
         enqueue(&lanes, item(&mut started_with(wanted)), &mut waiting).await;
     }
     block.lift().await;
@@ -379,14 +377,8 @@ async fn a_large_decision_does_not_wait_for_the_end_of_due_work() {
     let mut door = bench.door().await;
     let (lanes, block, blocked) = busy_lane(&bench, 4).await;
     let mut waiting = JoinSet::new();
-    let mut noise = 1_u32;
-    let mut letter = || {
-        noise = noise.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        char::from(b'a' + (noise >> 27) as u8 % 26)
-    };
     let mut wanted = request("asked-wf");
-    let text: String = (0..2 * BATCH_BYTES).map(|_| letter()).collect();
-    wanted.input = Payload::new(Codec::Avro, text);
+    wanted.input = noise(2 * BATCH_BYTES);
     for n in 0..12 {
         let name = format!("due-{n}");
         enqueue_due(&lanes, item(&mut started(&name)), &mut waiting).await;

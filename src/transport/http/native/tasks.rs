@@ -28,21 +28,54 @@ pub fn events(page: &str) -> Result<Box<RawValue>, Failure> {
     RawValue::from_string(format!("[{page}]")).map_err(|error| Failure::from(Fault::from(error)))
 }
 
-/// Appends a list of events as the two fields that it stands in. The stored bytes go to the worker as they
-/// are.
-pub fn push_history(fields: &mut Fields, events: &Bytes) {
-    for list in [r#","history_events":["#, r#"],"history":["#] {
-        fields.push(list);
-        fields.share(events);
+/// A page of a task's history as a worker takes it: what stands beside the events, and the events.
+#[derive(Serialize)]
+pub struct ShownHistory {
+    #[serde(skip)]
+    events: Bytes,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    history_events_compressed: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    history_events_encoding: Option<&'static str>,
+    next_history_page_token: Option<String>,
+    last_history_sequence: u64,
+    #[serde(flatten)]
+    size: HistorySize,
+}
+
+impl ShownHistory {
+    /// A page of a task that shows events up to `seen`; compressed when that is asked for and worth while.
+    pub fn new(state: &RunState, page: Page, seen: u64, encoding: Option<HistoryEncoding>) -> Self {
+        let compressed = compressed(&page, encoding);
+        let (text, encoding) = compressed.unzip();
+        Self {
+            next_history_page_token: page
+                .next_after
+                .map(|after| page_tokens::of_run(state.id, after)),
+            events: match text {
+                Some(_) => Bytes::new(),
+                None => page.events.into(),
+            },
+            history_events_compressed: text,
+            history_events_encoding: encoding,
+            last_history_sequence: seen,
+            size: history_size(state, seen),
+        }
     }
-    fields.push("]");
+
+    /// Appends the events as the two fields that they stand in, no events when they are compressed. The
+    /// stored bytes go to the worker as they are.
+    pub fn push_events(&self, fields: &mut Fields) {
+        for list in [r#","history_events":["#, r#"],"history":["#] {
+            fields.push(list);
+            fields.share(&self.events);
+        }
+        fields.push("]");
+    }
 }
 
 /// A page compressed, when that is asked for and worth while, and how.
-pub fn compressed(
-    page: &Page,
-    encoding: Option<HistoryEncoding>,
-) -> Option<(String, &'static str)> {
+fn compressed(page: &Page, encoding: Option<HistoryEncoding>) -> Option<(String, &'static str)> {
     let encoding = encoding.filter(|_| page.count >= HISTORY_COMPRESSION_THRESHOLD.into())?;
     let listed = format!("[{}]", page.events);
     Some((encoding.encode(&listed)?, encoding.as_str()))
@@ -99,14 +132,8 @@ struct WorkflowTask<'a> {
 /// A workflow task from its history on.
 #[derive(Serialize)]
 struct WorkflowTaskEnd<'a> {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    history_events_compressed: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    history_events_encoding: Option<&'static str>,
-    next_history_page_token: Option<String>,
-    last_history_sequence: u64,
     #[serde(flatten)]
-    size: HistorySize,
+    history: &'a ShownHistory,
     namespace: &'a str,
     task_queue: &'a str,
     connection: Option<&'a str>,
@@ -250,19 +277,15 @@ fn resume_context(state: &RunState, resume: &Resume) -> ResumeContext {
 /// The fields of a poll that got a workflow task.
 ///
 /// # Errors
-/// The stored history is no JSON, which is a defect.
+/// They cannot be written as JSON, which is a defect.
 pub fn workflow_claim(
-    mut view: WorkflowTaskView,
+    view: WorkflowTaskView,
     sticky: bool,
     encoding: Option<HistoryEncoding>,
 ) -> Result<Fields, Failure> {
     let state = &view.state;
     let begun = &state.begun;
-    let compressed = compressed(&view.page, encoding);
-    let events = match &compressed {
-        Some(_) => Bytes::new(),
-        None => Bytes::from(std::mem::take(&mut view.page.events)),
-    };
+    let history = ShownHistory::new(state, view.page, view.seen, encoding);
     let resume = state
         .workflow_task
         .as_ref()
@@ -288,14 +311,7 @@ pub fn workflow_claim(
         run_status: status,
     };
     let end = WorkflowTaskEnd {
-        history_events_compressed: compressed.as_ref().map(|(text, _)| text.as_str()),
-        history_events_encoding: compressed.as_ref().map(|(_, encoding)| *encoding),
-        next_history_page_token: view
-            .page
-            .next_after
-            .map(|after| page_tokens::of_run(state.id, after)),
-        last_history_sequence: view.seen,
-        size: history_size(state, view.seen),
+        history: &history,
         namespace: begun.namespace.as_str(),
         task_queue: begun.queue.as_str(),
         connection: None,
@@ -304,11 +320,11 @@ pub fn workflow_claim(
         cancellation_request: state.cancellation.as_deref().map(request_object),
         resume,
     };
-    let copied = begun.input.blob.len() + 2 * events.len().min(CLAIM_ROOM);
+    let copied = begun.input.blob.len() + 2 * history.events.len().min(CLAIM_ROOM);
     let mut fields = Fields::with_capacity(CLAIM_ROOM + copied);
     fields.push(r#"{"task":"#);
     fields.fields(b'{', &task)?;
-    push_history(&mut fields, &events);
+    history.push_events(&mut fields);
     fields.fields(b',', &end)?;
     fields.push("}");
     fields.fields(b',', &ClaimEnd::of(&view.lease))?;

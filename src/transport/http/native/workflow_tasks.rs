@@ -2,7 +2,7 @@
 
 use actix_web::http::StatusCode;
 use actix_web::post;
-use actix_web::web::{Bytes, Path};
+use actix_web::web::Path;
 use serde::Deserialize;
 use serde_json::json;
 use serde_json::value::RawValue;
@@ -118,7 +118,7 @@ async fn history_page(
         .engine
         .workflow_task_history(holder.clone(), after, size)
         .await;
-    let (mut page, seen, attempt, state) =
+    let (page, seen, attempt, state) =
         read.map_err(|refused| leases::workflow_refusal(refused, &holder, "rejected"))?;
     if after > seen {
         return Err(wrong_token());
@@ -127,38 +127,21 @@ async fn history_page(
         .accept_history_encoding
         .as_deref()
         .and_then(HistoryEncoding::accepted);
-    let compressed = tasks::compressed(&page, encoding);
-    let events = match &compressed {
-        Some(_) => Bytes::new(),
-        None => Bytes::from(std::mem::take(&mut page.events)),
-    };
     #[derive(serde::Serialize)]
     struct HistoryPage<'a> {
         task_id: &'a str,
         workflow_task_attempt: u32,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        history_events_compressed: Option<&'a str>,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        history_events_encoding: Option<&'static str>,
-        next_history_page_token: Option<String>,
-        last_history_sequence: u64,
         #[serde(flatten)]
-        size: tasks::HistorySize,
+        history: tasks::ShownHistory,
     }
     let shown = HistoryPage {
         task_id: task,
         workflow_task_attempt: attempt,
-        history_events_compressed: compressed.as_ref().map(|(text, _)| text.as_str()),
-        history_events_encoding: compressed.as_ref().map(|(_, encoding)| *encoding),
-        next_history_page_token: page
-            .next_after
-            .map(|after| page_tokens::of_run(state.id, after)),
-        last_history_sequence: seen,
-        size: tasks::history_size(&state, seen),
+        history: tasks::ShownHistory::new(&state, page, seen, encoding),
     };
     let mut fields = Fields::default();
     fields.fields(b'{', &shown)?;
-    tasks::push_history(&mut fields, &events);
+    shown.history.push_events(&mut fields);
     fields.push("}");
     Ok(Answer::raw(fields))
 }
