@@ -1,21 +1,9 @@
 //! Times as the protocol writes them, as numbers.
 
-/// Days before each month of a year that begins in March.
-const DAYS: [u32; 12] = [0, 31, 61, 92, 122, 153, 184, 214, 245, 275, 306, 337];
-
-/// Seconds since 2000-03-01 of a time in UTC, such as `2026-11-30T04:30:46.250000Z`.
+/// Seconds since 1970 of a time such as `2026-11-30T04:30:46.250000Z` (RFC 3339).
 pub fn seconds(text: &str) -> Option<f64> {
-    let (date, time) = text.strip_suffix('Z')?.split_once('T')?;
-    let mut date = date.split('-').map(|part| part.parse::<u32>().ok());
-    let (year, month, day) = (date.next()??, date.next()??, date.next()??);
-    let mut time = time.split(':');
-    let (hour, minute, second) = (time.next()?, time.next()?, time.next()?);
-    let years = year.checked_sub(2_000 + u32::from(month < 3))?;
-    let leaps = years / 4 - years / 100 + years / 400;
-    let month = usize::try_from((month + 9) % 12).ok()?;
-    let days = years * 365 + leaps + DAYS[month] + day.checked_sub(1)?;
-    let whole = hour.parse::<f64>().ok()? * 3_600.0 + minute.parse::<f64>().ok()? * 60.0;
-    Some(f64::from(days) * 86_400.0 + whole + second.parse::<f64>().ok()?)
+    let time = chrono::DateTime::parse_from_rfc3339(text).ok()?;
+    Some(time.timestamp_micros() as f64 / 1e6)
 }
 
 #[cfg(test)]
