@@ -6,15 +6,19 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use tokio::sync::Notify;
+use tokio::time::timeout;
 
 use super::Core;
 use super::error::Fault;
+use super::grouped::Grouped;
 use crate::domain::decision::RunWrite;
 use crate::domain::ids::RunId;
 use crate::domain::run::{RunState, StoredBatch, fold};
-use crate::store::load::{self, Batch};
+use crate::store::Store;
+use crate::store::load::{self, Batch, News, Unread};
 
 /// Runs that are remembered.
 const RUNS_KEPT: usize = 20_000;
@@ -26,6 +30,27 @@ const LARGE: usize = 256 << 10;
 const LARGE_BYTES_KEPT: usize = 32 << 20;
 /// A run with more history than this is served from the database.
 const HISTORY_BYTES_PER_RUN: u64 = 64 << 10;
+
+/// Runs that one statement reads at most.
+const READ_AT_ONCE: usize = 16;
+/// How long a run waits to be read with others before it is read alone.
+const TOGETHER: Duration = Duration::from_secs(1);
+
+/// Reads of runs that this node does not know, or not as they are now.
+pub(super) type Reads = Grouped<Unread, News>;
+
+/// Starts to read runs.
+pub(super) fn reads(store: &Store) -> Reads {
+    let pool = store.reads.clone();
+    Grouped::start(
+        READ_AT_ONCE,
+        |_| None,
+        move |unread| {
+            let pool = pool.clone();
+            async move { Ok(load::batches_of_many(&pool, &unread).await?) }
+        },
+    )
+}
 
 /// Events of a run as they are stored, for pages that need no database.
 #[derive(Clone, Debug, Default)]
@@ -330,9 +355,8 @@ pub(super) async fn from_nothing(
 ) -> Result<Option<RunState>, Fault> {
     let mut state: Option<RunState> = None;
     loop {
-        let (from, next_event) = known(state.as_ref());
-        let read = load::batches_after(&core.store.reads, run, from, next_event);
-        let (batches, more) = read.await?;
+        let unread = unread(run, state.as_ref());
+        let (batches, more) = load::batches_after(&core.store.reads, unread).await?;
         for batch in batches {
             if batch.version > version {
                 return Ok(state);
@@ -345,9 +369,13 @@ pub(super) async fn from_nothing(
     }
 }
 
-/// The version that is known, and the next event after it.
-fn known(state: Option<&RunState>) -> (u64, u64) {
-    state.map_or((0, 0), |state| (state.version, state.next_event))
+/// What is not known of a run.
+fn unread(run: RunId, state: Option<&RunState>) -> Unread {
+    Unread {
+        run,
+        version: state.map_or(0, |state| state.version),
+        next_event: state.map_or(0, |state| state.next_event),
+    }
 }
 
 fn follow(run: RunId, state: Option<RunState>, batch: &Batch) -> Result<RunState, Fault> {
@@ -368,11 +396,15 @@ async fn refresh(core: &Core, slot: &Slot) -> Result<Option<Cached>, Fault> {
         None => Some(CachedHistory::default()),
     };
     let mut state = remembered.as_ref().map(|cached| (*cached.state).clone());
-    let before = known(state.as_ref());
+    let before = state.as_ref().map(|state| state.version);
+    // Most runs are small, and many move between nodes when one is lost or when workers poll at several.
+    let first = unread(slot.run, state.as_ref());
+    let (mut batches, mut more) = match timeout(TOGETHER, core.reads.ask(first)).await {
+        Ok(Ok(news)) => news,
+        // Whatever is wrong with the others or with their connection need not be wrong with this one.
+        _ => load::batches_after(&core.store.reads, first).await?,
+    };
     loop {
-        let (version, next_event) = known(state.as_ref());
-        let read = load::batches_after(&core.store.reads, slot.run, version, next_event);
-        let (batches, more) = read.await?;
         for batch in batches {
             let next = follow(slot.run, state, &batch)?;
             if next.history_bytes > HISTORY_BYTES_PER_RUN {
@@ -391,8 +423,10 @@ async fn refresh(core: &Core, slot: &Slot) -> Result<Option<Cached>, Fault> {
         if !more {
             break;
         }
+        let unread = unread(slot.run, state.as_ref());
+        (batches, more) = load::batches_after(&core.store.reads, unread).await?;
     }
-    if known(state.as_ref()) == before {
+    if state.as_ref().map(|state| state.version) == before {
         return Ok(remembered);
     }
     let Some(state) = state else { return Ok(None) };
@@ -439,7 +473,7 @@ mod tests {
             contract: Contract::default(),
         };
         let mut write = start(run, request, at, &Settings::default()).write;
-        write.seal().unwrap();
+        write.seal(&mut Vec::new()).unwrap();
         let_go_of_text(&mut write);
         write
     }

@@ -176,6 +176,7 @@ pub(crate) struct Core {
     turns: dispatch::Turns,
     marks: marks::Marks,
     questions: given::Questions,
+    reads: cache::Reads,
     flows: flows::Flows,
     unserved: unserved::Unserved,
     renewals: renewals::Renewals,
@@ -210,11 +211,13 @@ impl Engine {
         let lanes = Lanes::start(&store, settings.lanes, settings.commit_batch);
         let renewals = renewals::start(&store, settings.heartbeat_batch);
         let questions = given::questions(&store);
+        let reads = cache::reads(&store);
         let core = Arc::new_cyclic(|me| Core {
             me: Weak::clone(me),
             runtime: Handle::current(),
             hints: hints::Hints::new(settings.node.clone()),
             questions,
+            reads,
             marks: marks::Marks::new(settings.low_water_marks),
             settings,
             lanes,

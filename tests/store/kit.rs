@@ -19,6 +19,7 @@ use leasehold::domain::time::Timestamp;
 use leasehold::payload::Payload;
 use leasehold::store::commit::{self, Outcome};
 use leasehold::store::item::Item;
+use leasehold::store::load::Unread;
 use leasehold::store::{PoolSizes, Store, load};
 use sqlx::{AssertSqlSafe, PgConnection};
 
@@ -57,7 +58,7 @@ impl Bench {
             let (version, next_event) = state
                 .as_ref()
                 .map_or((0, 0), |state| (state.version, state.next_event));
-            let read = load::batches_after(&self.store.reads, run, version, next_event);
+            let read = load::batches_after(&self.store.reads, unread(run, version, next_event));
             let (batches, more) = read.await.expect("batches");
             for batch in batches {
                 let stored = StoredBatch {
@@ -79,6 +80,15 @@ impl Bench {
         hand_out(&mut decision, owner);
         assert_committed(put_one(door, &mut decision).await);
         std::sync::Arc::unwrap_or_clone(decision.write.next)
+    }
+}
+
+/// All of a run after a version, the next event of which is known.
+pub fn unread(run: RunId, version: u64, next_event: u64) -> Unread {
+    Unread {
+        run,
+        version,
+        next_event,
     }
 }
 

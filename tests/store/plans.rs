@@ -240,12 +240,22 @@ async fn run_everything(bench: &Bench) -> Vec<(&'static str, Cost)> {
     costs.push((
         "load a run",
         meter
-            .cost(reads, load::batches_after(reads, state.id, 0, 0))
+            .cost(reads, load::batches_after(reads, unread(state.id, 0, 0)))
             .await
             .1,
     ));
-    let newer = load::batches_after(reads, state.id, state.version - 1, state.next_event - 1);
+    let newer = load::batches_after(
+        reads,
+        unread(state.id, state.version - 1, state.next_event - 1),
+    );
     costs.push(("catch a run up", meter.cost(reads, newer).await.1));
+    let several: Vec<_> = (0..16).map(|_| unread(state.id, 0, 0)).collect();
+    let together = load::batches_of_many(reads, &several);
+    let (together, cost) = meter.cost(reads, together).await;
+    assert_eq!(together.unwrap().len(), several.len());
+    // They share a statement: what it costs is measured for one of them.
+    let pages = cost.pages / 16;
+    costs.push(("a run among others", Cost { pages, ..cost }));
     costs.push((
         "history page",
         meter
@@ -766,12 +776,12 @@ async fn a_long_history_is_paged_by_key() {
         }
     }
     // A run is folded from parts of its history.
-    let read = load::batches_after(&store.reads, run, 0, 0);
+    let read = load::batches_after(&store.reads, unread(run, 0, 0));
     let (part, cost) = meter.cost(&store.reads, read).await;
     let (batches, more) = part.unwrap();
     assert_eq!((batches.len(), more), (512, true));
     costs.push(("part of a run", cost));
-    let read = load::batches_after(&store.reads, run, 49_998, 49_999);
+    let read = load::batches_after(&store.reads, unread(run, 49_998, 49_999));
     let (batches, more) = read.await.unwrap();
     assert_eq!((batches.len(), more), (2, false));
     println!("plans, history pages: {costs:?}");
@@ -796,10 +806,28 @@ async fn large_batches_are_read_up_to_a_number_of_bytes() {
     );
     execute(&mut bench.db.connect().await, &batches).await;
     let reads = &bench.store.reads;
-    let (part, more) = load::batches_after(reads, run, 0, 0).await.unwrap();
+    let (part, more) = load::batches_after(reads, unread(run, 0, 0)).await.unwrap();
     assert_eq!((part.len(), more), (4, true));
-    let (rest, more) = load::batches_after(reads, run, 8, 9).await.unwrap();
+    let (rest, more) = load::batches_after(reads, unread(run, 8, 9)).await.unwrap();
     assert_eq!((rest.len(), more), (2, false));
+    // Of several runs together each gives less, and none keeps the others from being read.
+    let mut door = bench.door().await;
+    let small = bench.begun(&mut door, "small", "w").await;
+    let none = RunId::new(now(), 2);
+    let unread = [
+        unread(run, 0, 0),
+        unread(small.id, 0, 0),
+        unread(none, 0, 0),
+        unread(run, 9, 10),
+    ];
+    let news = load::batches_of_many(reads, &unread).await.unwrap();
+    let found: Vec<_> = news
+        .iter()
+        .map(|(news, more)| (news.len(), *more))
+        .collect();
+    assert_eq!(found, [(1, true), (1, false), (0, false), (1, false)]);
+    assert_eq!(news[1].0[0].version, 1);
+    assert_eq!(news[3].0[0].version, 10);
     let (page, count) = history::range(reads, run, 2, 9).await.unwrap();
     assert_eq!(count, 3);
     assert!(page.len() < history::PAGE_BYTES);
