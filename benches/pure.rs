@@ -137,11 +137,9 @@ fn benchmarks(criterion: &mut Criterion) {
     let decided = decision(&state);
     criterion.bench_function("encode history", |bencher| {
         bencher.iter(|| {
-            Event::write_all(
-                state.id,
-                &state.begun.namespace,
-                black_box(&decided.write.events),
-            )
+            let mut out = Vec::new();
+            let events = black_box(&decided.write.events);
+            Event::write_all(state.id, &state.begun.namespace, events, &mut out).map(|()| out)
         });
     });
     let advertised: Advertised = "1.13".parse().expect("a version");

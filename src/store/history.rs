@@ -40,7 +40,7 @@ pub async fn range(pool: &PgPool, run: RunId, from: u64, to: u64) -> sqlx::Resul
     let mut page = String::new();
     let mut count = 0;
     for (first, events_in_batch, events) in batches {
-        let events = packed::unpack_owned(events)?;
+        let events = packed::unpack_events(events)?;
         let first = unsigned(first);
         let last = first + unsigned(i64::from(events_in_batch)) - 1;
         if page.is_empty() && first >= from && last <= to && events.len() < PAGE_BYTES {

@@ -9,6 +9,7 @@ use crate::domain::routing::TaskKind;
 use crate::domain::run::CloseReason;
 use crate::domain::time::Timestamp;
 
+use std::cell::RefCell;
 use std::sync::Arc;
 
 use serde_json::value::RawValue;
@@ -266,8 +267,29 @@ impl Item {
     }
 }
 
+thread_local! {
+    /// Where a batch is written out before its size is known.
+    static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+/// Bytes of scratch that a thread keeps.
+const SCRATCH_KEPT: usize = 1 << 20;
+
+/// Events and journal of a write as they are stored.
+fn packed_batch(write: &mut RunWrite) -> serde_json::Result<(Vec<u8>, Vec<u8>)> {
+    SCRATCH.with_borrow_mut(|scratch| {
+        scratch.clear();
+        let packed = write
+            .seal(scratch)
+            .map(|events| packed::pack_batch(scratch, events));
+        if scratch.capacity() > SCRATCH_KEPT {
+            *scratch = Vec::new();
+        }
+        packed
+    })
+}
+
 fn run_rows(write: &mut RunWrite, claims_workflow: bool) -> serde_json::Result<RunRows> {
-    let sealed = write.seal()?;
+    let (events, journal) = packed_batch(write)?;
     let upserted = Upserted::by(write);
     let next = &write.next;
     let begun = &next.begun;
@@ -319,8 +341,8 @@ fn run_rows(write: &mut RunWrite, claims_workflow: bool) -> serde_json::Result<R
         first_event_id: long(write.first_event),
         version: long(next.version),
         event_count: i32::try_from(write.events.len()).unwrap_or(i32::MAX),
-        events: packed::pack(&sealed.events),
-        journal: packed::pack(&sealed.journal),
+        events,
+        journal,
     };
     let mut rows = RunRows {
         run_id: next.id.to_string(),
@@ -330,7 +352,8 @@ fn run_rows(write: &mut RunWrite, claims_workflow: bool) -> serde_json::Result<R
         history,
         tasks_closed: Vec::new(),
         tasks_again: Vec::new(),
-        tasks_opened: Vec::new(),
+        // Its rows are large, and there is seldom more than one.
+        tasks_opened: Vec::with_capacity(write.opened().count()),
         timers_set: Vec::new(),
         timers_cancelled: Vec::new(),
         tasks_marked: Vec::new(),

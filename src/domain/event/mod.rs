@@ -113,7 +113,7 @@ struct Stored<'a> {
 }
 
 impl Event {
-    /// The events of one batch as the text that is stored and served: JSON objects separated by
+    /// Appends the events of one batch as the text that is stored and served: JSON objects separated by
     /// commas, without brackets, so that batches join into a page by concatenation.
     ///
     /// # Errors
@@ -122,17 +122,17 @@ impl Event {
         run: RunId,
         namespace: &Namespace,
         events: &[Self],
-    ) -> serde_json::Result<String> {
-        let mut out = Vec::with_capacity(events.len() * 768);
-        for event in events {
-            if !out.is_empty() {
+        out: &mut Vec<u8>,
+    ) -> serde_json::Result<()> {
+        for (place, event) in events.iter().enumerate() {
+            if place > 0 {
                 out.push(b',');
             }
             out.extend_from_slice(event.head(run, namespace).as_bytes());
-            event.body.write_payload(&mut out)?;
+            event.body.write_payload(out)?;
             out.push(b'}');
         }
-        String::from_utf8(out).map_err(serde::ser::Error::custom)
+        Ok(())
     }
 
     /// Everything before the payload. Namespaces hold no character that JSON escapes, and writing

@@ -361,30 +361,24 @@ pub struct RunWrite {
     pub text: Option<Arc<str>>,
 }
 
-/// A batch as it is stored.
-#[derive(Clone, Debug)]
-pub struct Sealed {
-    /// Events as [`Event::write_all`] writes them; empty when there are none.
-    pub events: Arc<str>,
-    /// Facts as a JSON array of `[event number, fact]`.
-    pub journal: String,
-}
-
 impl RunWrite {
-    /// Writes the batch out and counts its bytes in the next state. Called once, when nothing more
-    /// is added.
+    /// Writes the batch out behind what is in `out` and counts its bytes in the next state: the events as
+    /// [`Event::write_all`] writes them, then the facts as a JSON array of `[event number, fact]`. Returns how
+    /// many bytes the events take. Called once, when nothing more is added.
     ///
     /// # Errors
     /// A payload cannot be written as JSON, which no value of these types provokes.
-    pub fn seal(&mut self) -> serde_json::Result<Sealed> {
+    pub fn seal(&mut self, out: &mut Vec<u8>) -> serde_json::Result<usize> {
         let next = Arc::make_mut(&mut self.next);
-        let sealed = Sealed {
-            events: Event::write_all(next.id, &next.begun.namespace, &self.events)?.into(),
-            journal: serde_json::to_string(&self.facts)?,
-        };
-        next.history_bytes += sealed.events.len() as u64;
-        self.text = Some(Arc::clone(&sealed.events));
-        Ok(sealed)
+        let begin = out.len();
+        Event::write_all(next.id, &next.begun.namespace, &self.events, out)?;
+        let events = std::str::from_utf8(&out[begin..])
+            .map_err(<serde_json::Error as serde::ser::Error>::custom)?;
+        let length = events.len();
+        next.history_bytes += length as u64;
+        self.text = Some(events.into());
+        serde_json::to_writer(out, &self.facts)?;
+        Ok(length)
     }
 
     /// Hands an opened task to a waiting poll: the row is written leased, and an activity's start

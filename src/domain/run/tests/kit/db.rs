@@ -263,7 +263,10 @@ impl Db {
     }
 
     fn write(&mut self, mut write: RunWrite, now: Timestamp) -> usize {
-        let sealed = write.seal().unwrap();
+        let mut sealed = Vec::new();
+        let events = write.seal(&mut sealed).unwrap();
+        let sealed = String::from_utf8(sealed).unwrap();
+        let (events, journal) = sealed.split_at(events);
         let run = write.next.id;
         let before = self.runs.get(&run).map(|stored| &stored.state);
         assert_eq!(
@@ -276,8 +279,8 @@ impl Db {
         {
             let batch = StoredBatch {
                 version: write.base + 1,
-                events: &sealed.events,
-                journal: &sealed.journal,
+                events,
+                journal,
             };
             let folded = fold(run, before.cloned(), batch).unwrap();
             assert_eq!(
@@ -295,9 +298,7 @@ impl Db {
             relays: Vec::new(),
         });
         let first = stored.events.len();
-        stored
-            .batches
-            .push((sealed.events.to_string(), sealed.journal));
+        stored.batches.push((events.to_owned(), journal.to_owned()));
         stored.events.append(&mut write.events);
         stored.state = std::sync::Arc::unwrap_or_clone(write.next);
         for (no, effect) in write.effects.tasks() {
