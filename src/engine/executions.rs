@@ -306,8 +306,11 @@ async fn start(
     if refused.is_none() {
         let now = core.clock.now();
         let run = RunId::new(now, uuid::Uuid::new_v4().as_u128());
+        if !core.lanes.has_room_for_start(run) {
+            return Err(Fault::Busy.into());
+        }
         let mut decision = run::start(run, request, now, &core.settings.run);
-        match write(core, &mut decision, None, Cause::Asked).await? {
+        match write(core, &mut decision, None, Cause::Start).await? {
             Written::Committed(_) => {
                 return Ok(Started {
                     state: decision.write.next,

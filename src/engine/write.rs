@@ -31,6 +31,8 @@ pub(super) enum Written {
 pub(super) enum Cause {
     /// A caller, who can be told to come back.
     Asked,
+    /// A caller who starts a workflow, and can be told the same.
+    Start,
     /// It is due.
     Due,
 }
@@ -64,8 +66,11 @@ pub(super) async fn write(
     }
     let outcome = match item {
         Err(error) => Err(error.into()),
-        Ok(item) if cause == Cause::Due => Ok(core.lanes.commit_due(item).await),
-        Ok(item) => core.lanes.commit(item).await.map_err(|_| Fault::Busy),
+        Ok(item) => match cause {
+            Cause::Asked => core.lanes.commit(item).await.map_err(|_| Fault::Busy),
+            Cause::Start => core.lanes.commit_start(item).await.map_err(|_| Fault::Busy),
+            Cause::Due => Ok(core.lanes.commit_due(item).await),
+        },
     };
     let written = match outcome {
         Err(fault) => Err(fault),

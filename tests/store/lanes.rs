@@ -10,7 +10,7 @@ use leasehold::domain::run::{Held, RunState};
 use leasehold::payload::{Codec, Payload};
 use leasehold::store::commit::{MAX_BATCH, Outcome, PINNED};
 use leasehold::store::item::Item;
-use leasehold::store::lane::{BATCH_BYTES, Busy, Lanes, QUEUE_BOUND};
+use leasehold::store::lane::{BATCH_BYTES, Busy, FEW_STARTS, Lanes, QUEUE_BOUND};
 use sqlx::{Connection, PgConnection, Row};
 use tokio::task::JoinSet;
 
@@ -110,13 +110,14 @@ async fn busy_lane(
     (lanes, block, waiting)
 }
 
-/// Gives an item to the lanes and waits in a task of its own. The item has its place in the queue
-/// when this returns.
-async fn enqueue(lanes: &Lanes, item: Item, to: &mut JoinSet<Result<Outcome, Busy>>) {
+/// Drives a commit in a task of its own. The item has its place in the queue when this returns.
+async fn drive(
+    commit: impl Future<Output = Result<Outcome, Busy>> + Send + 'static,
+    to: &mut JoinSet<Result<Outcome, Busy>>,
+) {
     let (queued, is_queued) = tokio::sync::oneshot::channel();
-    let lanes = lanes.clone();
     to.spawn(async move {
-        let mut commit = Box::pin(lanes.commit(item));
+        let mut commit = Box::pin(commit);
         // The first poll puts it into the queue.
         let first = poll_fn(|context| Poll::Ready(commit.as_mut().poll(context))).await;
         let _ = queued.send(());
@@ -126,6 +127,24 @@ async fn enqueue(lanes: &Lanes, item: Item, to: &mut JoinSet<Result<Outcome, Bus
         }
     });
     is_queued.await.unwrap();
+}
+
+/// Gives an item to the lanes that a caller waits for.
+async fn enqueue(lanes: &Lanes, item: Item, to: &mut JoinSet<Result<Outcome, Busy>>) {
+    let lanes = lanes.clone();
+    drive(async move { lanes.commit(item).await }, to).await;
+}
+
+/// Like [`enqueue`], for starts.
+async fn enqueue_start(lanes: &Lanes, item: Item, to: &mut JoinSet<Result<Outcome, Busy>>) {
+    let lanes = lanes.clone();
+    drive(async move { lanes.commit_start(item).await }, to).await;
+}
+
+/// Like [`enqueue`], for work that is due.
+async fn enqueue_due(lanes: &Lanes, item: Item, to: &mut JoinSet<Result<Outcome, Busy>>) {
+    let lanes = lanes.clone();
+    drive(async move { Ok(lanes.commit_due(item).await) }, to).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -242,22 +261,6 @@ async fn what_is_over_the_bound_is_told_so_and_not_written() {
     bench.end().await;
 }
 
-/// Like [`enqueue`], for work that is due.
-async fn enqueue_due(lanes: &Lanes, item: Item, to: &mut JoinSet<Result<Outcome, Busy>>) {
-    let (queued, is_queued) = tokio::sync::oneshot::channel();
-    let lanes = lanes.clone();
-    to.spawn(async move {
-        let mut commit = Box::pin(lanes.commit_due(item));
-        let first = poll_fn(|context| Poll::Ready(commit.as_mut().poll(context))).await;
-        let _ = queued.send(());
-        match first {
-            Poll::Ready(outcome) => Ok(outcome),
-            Poll::Pending => Ok(commit.await),
-        }
-    });
-    is_queued.await.unwrap();
-}
-
 /// What each statement wrote of what waited behind the blocked run, in order.
 async fn statements(connection: &mut PgConnection) -> Vec<String> {
     column(
@@ -303,6 +306,67 @@ async fn due_work_and_callers_share_each_statement() {
             statements(&mut door).await,
             expected,
             "{asked} asked, {due} due"
+        );
+        bench.end().await;
+    }
+}
+
+/// Rule: under overload what was begun comes before what is new, which still goes on; at any other time
+/// both share each statement.
+#[tokio::test(flavor = "multi_thread")]
+async fn starts_give_way_while_tasks_are_late() {
+    let few = i64::try_from(FEW_STARTS).unwrap();
+    for (batch, others, starts, gives_way, expected) in [
+        (128, 20, 20, false, &[(20_i64, 20_i64)] as &[_]),
+        (128, 20, 20, true, &[(20, 8), (0, 12)]),
+        (128, 60, 40, true, &[(60, 24), (0, few), (0, 16 - few)]),
+        (128, 1, 2, true, &[(1, 1), (0, 1)]),
+        (56, 80, 40, true, &[(40, 16), (40, 16), (0, 8)]),
+        (128, 0, 20, true, &[(0, few), (0, 20 - few)]),
+        (128, 0, 20, false, &[(0, 20)]),
+        (8, 8, 8, false, &[(4, 4), (4, 4)]),
+        (1, 2, 2, false, &[(0, 1), (0, 1), (1, 0), (1, 0)]),
+    ] {
+        let bench = Bench::new().await;
+        let mut door = bench.door().await;
+        let mut signals = Vec::new();
+        for n in 0..others {
+            let state = bench.begun(&mut door, &format!("other-{n}"), "w").await;
+            signals.push(item(&mut decided(&state, signal("go", None))));
+        }
+        let (lanes, block, blocked) = busy_lane(&bench, batch).await;
+        let mut waiting = JoinSet::new();
+        for n in 0..starts {
+            let start = item(&mut started(&format!("start-{n}")));
+            enqueue_start(&lanes, start, &mut waiting).await;
+        }
+        for signal in signals {
+            enqueue(&lanes, signal, &mut waiting).await;
+        }
+        if gives_way {
+            lanes.starts_give_way();
+        }
+        block.lift().await;
+        while let Some(outcome) = waiting.join_next().await {
+            assert_committed(outcome.unwrap().unwrap());
+        }
+        assert_committed(blocked.await.unwrap());
+        let written = sqlx::query(
+            "select count(*) filter (where b.version > 1), count(*) filter (where b.version = 1)
+             from history_batches b join workflow_runs r using (run_id)
+             where workflow_id <> 'blocked' and (b.version > 1 or workflow_id like 'start-%')
+             group by recorded_at order by recorded_at",
+        );
+        let written: Vec<(i64, i64)> = written
+            .fetch_all(&mut door)
+            .await
+            .unwrap()
+            .iter()
+            .map(|row| (row.get(0), row.get(1)))
+            .collect();
+        assert_eq!(
+            written, expected,
+            "{others} others, {starts} starts of {batch}"
         );
         bench.end().await;
     }
@@ -391,6 +455,35 @@ async fn a_large_decision_does_not_wait_for_the_end_of_due_work() {
     assert_committed(blocked.await.unwrap());
     let written = statements(&mut door).await;
     assert!(written[..2].contains(&"asked".to_owned()), "{written:?}");
+    bench.end().await;
+}
+
+/// Rule: the same for a large start behind what other callers wait for.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_large_start_does_not_wait_for_the_end_of_other_work() {
+    let bench = Bench::new().await;
+    let mut door = bench.door().await;
+    let mut signals = Vec::new();
+    for n in 0..12 {
+        let state = bench.begun(&mut door, &format!("other-{n}"), "w").await;
+        signals.push(item(&mut decided(&state, signal("go", None))));
+    }
+    let (lanes, block, blocked) = busy_lane(&bench, 4).await;
+    let mut waiting = JoinSet::new();
+    for signal in signals {
+        enqueue(&lanes, signal, &mut waiting).await;
+    }
+    let mut wanted = request("start-wf");
+    wanted.input = noise(2 * BATCH_BYTES);
+    enqueue_start(&lanes, item(&mut started_with(wanted)), &mut waiting).await;
+    block.lift().await;
+    while let Some(outcome) = waiting.join_next().await {
+        assert_committed(outcome.unwrap().unwrap());
+    }
+    assert_committed(blocked.await.unwrap());
+    let written = statements(&mut door).await;
+    // Those that began the other runs came before.
+    assert!(written[12..14].contains(&"start".to_owned()), "{written:?}");
     bench.end().await;
 }
 
