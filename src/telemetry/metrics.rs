@@ -18,6 +18,12 @@ pub fn start() -> PrometheusHandle {
     HANDLE.get_or_init(install).clone()
 }
 
+/// Adds up what was measured since the last time; due every few seconds. Until then each single measurement is
+/// kept, for ever if nobody reads the metrics.
+pub fn add_up(handle: &PrometheusHandle) {
+    handle.run_upkeep();
+}
+
 fn install() -> PrometheusHandle {
     let recorder = PrometheusBuilder::new()
         .set_buckets_for_metric(Matcher::Suffix("_seconds".to_owned()), SECONDS)
