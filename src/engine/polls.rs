@@ -513,7 +513,9 @@ impl Engine {
         let last = to.min(from.saturating_add(size.max(1) - 1));
         let (events, count) = match &cached.history {
             Some(known) if cached.state.last_event() >= last => {
-                let mut events = String::new();
+                let texts = known.batches.iter().filter(|(_, end, _)| *end >= from);
+                let room = texts.map(|(.., text)| text.len() + 1).sum::<usize>();
+                let mut events = String::with_capacity(room.min(history::PAGE_BYTES));
                 let mut count = 0;
                 for (first, end, text) in &known.batches {
                     count += history::append(&mut events, *first, *end, text, from, last)?;

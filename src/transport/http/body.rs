@@ -51,18 +51,28 @@ pub async fn read(
     if announced.is_some_and(|length| length > limit) {
         return Err(BadBody::TooLarge { limit });
     }
-    let mut body = BytesMut::with_capacity(announced.unwrap_or(0).min(limit));
+    let mut whole = Bytes::new();
+    let mut body = BytesMut::new();
     while let Some(chunk) = payload.next().await {
         let chunk = chunk.map_err(|error| BadBody::Malformed(error.to_string()))?;
         if body.len() + chunk.len() > limit {
             return Err(BadBody::TooLarge { limit });
         }
+        if announced == Some(chunk.len()) {
+            // Most bodies come in one piece, which is not copied.
+            whole = chunk;
+            continue;
+        }
+        body.reserve(announced.unwrap_or(0).saturating_sub(body.len()));
         body.extend_from_slice(&chunk);
     }
-    if !body.is_empty() && !is_json(request) {
+    if whole.is_empty() {
+        whole = body.freeze();
+    }
+    if !whole.is_empty() && !is_json(request) {
         return Err(BadBody::NotJson);
     }
-    Ok(body.freeze())
+    Ok(whole)
 }
 
 fn is_json(request: &HttpRequest) -> bool {

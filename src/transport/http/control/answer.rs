@@ -17,6 +17,9 @@ use super::super::identify::NotAdmitted;
 use super::super::problems::Problems;
 use super::operation::Operation;
 
+/// Bytes that most answers have room in.
+const USUAL_BYTES: usize = 1_024;
+
 /// An answer: a status, fields, and fields that are raw JSON already.
 #[derive(Debug)]
 pub struct Answer {
@@ -107,7 +110,8 @@ impl Answer {
             response.insert_header((ALLOW, allow));
         }
         // A map of values with text for keys always serializes.
-        let mut body = serde_json::to_vec(&self.fields).unwrap_or_default();
+        let mut body = Vec::with_capacity(USUAL_BYTES);
+        let _ = serde_json::to_writer(&mut body, &self.fields);
         for (key, json) in self.raw {
             body.pop();
             if body.len() > 1 {
