@@ -58,7 +58,13 @@ pub(super) async fn write(
     cause: Cause,
 ) -> Result<Written, Fault> {
     let now = core.clock.now();
-    let promises = promise(core, decision, now);
+    let is_held_back = cause == Cause::Start && core.lanes.do_starts_give_way();
+    let promises = if is_held_back {
+        // Older tasks wait for these polls, and the commit for its turn.
+        Vec::new()
+    } else {
+        promise(core, decision, now)
+    };
     let item = Item::new(decision);
     // Kept for pages from memory only, and large ones are not.
     for write in decision.writes_mut() {

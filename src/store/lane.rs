@@ -21,9 +21,9 @@ const GIVE_WAY_MS: u64 = 1_000;
 /// Starts that one statement writes at most while they give way and nothing else waits: statements stay short,
 /// and what is begun meanwhile is small beside what is reported.
 pub const FEW_STARTS: usize = 12;
-/// Starts of one statement while they give way, in hundredths of what else callers wait for in it. Less than
-/// half: a workflow takes three writes at least after its start if it does anything.
-const GIVE_WAY_SHARE: usize = 40;
+/// Starts of one statement while they give way, in hundredths of what else callers wait for in it: a little more
+/// than the third that workflows of one activity need to go on as they are.
+const GIVE_WAY_SHARE: usize = 34;
 /// Items of due work that may wait in front of a lane beside those; what is over waits for room.
 pub const DUE_BOUND: usize = 256;
 /// Bytes of history in one statement; a single item may have more. A statement is in memory a few times
@@ -139,6 +139,11 @@ impl Lanes {
     /// and more of them wait, or are told to come back.
     pub fn starts_give_way(&self) {
         self.way.give();
+    }
+
+    /// Whether they do now.
+    pub fn do_starts_give_way(&self) -> bool {
+        self.way.is_given()
     }
 
     /// Writes an item that nobody asked for, because it is due, and says what became of it. Such items

@@ -318,10 +318,16 @@ async fn starts_give_way_while_tasks_are_late() {
     let few = i64::try_from(FEW_STARTS).unwrap();
     for (batch, others, starts, gives_way, expected) in [
         (128, 20, 20, false, &[(20_i64, 20_i64)] as &[_]),
-        (128, 20, 20, true, &[(20, 8), (0, 12)]),
-        (128, 60, 40, true, &[(60, 24), (0, few), (0, 16 - few)]),
+        (128, 20, 20, true, &[(20, 6), (0, few), (0, 14 - few)]),
+        (128, 60, 40, true, &[(60, 20), (0, few), (0, 20 - few)]),
         (128, 1, 2, true, &[(1, 1), (0, 1)]),
-        (56, 80, 40, true, &[(40, 16), (40, 16), (0, 8)]),
+        (
+            56,
+            80,
+            40,
+            true,
+            &[(43, 13), (37, 12), (0, few), (0, 15 - few)],
+        ),
         (128, 0, 20, true, &[(0, few), (0, 20 - few)]),
         (128, 0, 20, false, &[(0, 20)]),
         (8, 8, 8, false, &[(4, 4), (4, 4)]),
