@@ -18,10 +18,6 @@ use crate::store::pool::Transaction;
 const QUEUES_KEPT: usize = 10_000;
 /// Looks that one claim takes at most.
 const LOOKS: usize = 8;
-/// A task that was ready for so long when it was handed out is late: what was begun before is behind, and new
-/// workflows would only wait behind it.
-const LATE_MS: u64 = 1_000;
-
 /// What is known of one queue.
 #[derive(Clone, Debug, Default)]
 struct Turn {
@@ -74,13 +70,6 @@ pub(super) fn waits(core: &Core, routing: &Routing) {
     }
 }
 
-/// A task was handed out that was ready for so long.
-fn waited(core: &Core, millis: u64) {
-    if millis >= LATE_MS {
-        core.lanes.starts_give_way();
-    }
-}
-
 /// Where statements run: on any connection, or inside a transaction.
 pub(super) enum On<'a> {
     Any,
@@ -108,7 +97,8 @@ pub(super) async fn claim(
         let is_ordered = plain.classes || plain.priorities;
         core.registry.saw(key, is_ordered);
         if let (Some(at), Some(last)) = (plain.at, plain.last) {
-            waited(core, at.millis_since(last.ready_at));
+            let waited = at.millis_since(last.ready_at);
+            core.late.claimed(key, plain.claimed.len(), waited);
         }
         if plain.priorities {
             core.marks.ordered(key);
@@ -209,7 +199,7 @@ async fn ranked(
             .map(|(_, pick)| window.candidates[pick.candidate].ready_at)
             .max();
         if let (Some(at), Some(last)) = (seen.at, last) {
-            waited(core, at.millis_since(last));
+            core.late.claimed(key, taken.len(), at.millis_since(last));
         }
         let left = window.first_left(|task| taken.iter().any(|given| given.task == task));
         match left.or(cut_at) {

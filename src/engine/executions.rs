@@ -10,10 +10,12 @@ use super::{Core, Engine, rollouts};
 use crate::domain::ids::{Namespace, RunId, TaskId, WorkflowId};
 use crate::domain::limits::LimitKind;
 use crate::domain::rollout::StartRefused;
+use crate::domain::routing::TaskKind;
 use crate::domain::run::{
     self, Close, CloseReason, CloseRequest, CommandKind, Input, ObservedLease, Refusal, Reply,
     RunState, StartRequest,
 };
+use crate::matching::QueueKey;
 use crate::store::receipts::RequestReceipt;
 use crate::store::{lease, load};
 
@@ -306,11 +308,21 @@ async fn start(
     if refused.is_none() {
         let now = core.clock.now();
         let run = RunId::new(now, uuid::Uuid::new_v4().as_u128());
-        if !core.lanes.has_room_for_start(run) {
+        let key = QueueKey {
+            kind: TaskKind::Workflow,
+            namespace: namespace.clone(),
+            queue: request.queue.clone(),
+        };
+        let cause = if core.late.is(&key) {
+            Cause::Late
+        } else {
+            Cause::Asked
+        };
+        if cause == Cause::Late && !core.lanes.has_room_giving_way(run) {
             return Err(Fault::Busy.into());
         }
         let mut decision = run::start(run, request, now, &core.settings.run);
-        match write(core, &mut decision, None, Cause::Start).await? {
+        match write(core, &mut decision, None, cause).await? {
             Written::Committed(_) => {
                 return Ok(Started {
                     state: decision.write.next,

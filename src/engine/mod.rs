@@ -17,6 +17,7 @@ mod given;
 mod grouped;
 mod hints;
 mod inputs;
+mod late;
 mod leases;
 mod leases_lost;
 mod marks;
@@ -174,6 +175,7 @@ pub(crate) struct Core {
     rollouts: rollouts::Rollouts,
     throttled: admission::Throttled,
     turns: dispatch::Turns,
+    late: late::Late,
     marks: marks::Marks,
     questions: given::Questions,
     reads: cache::Reads,
@@ -233,6 +235,7 @@ impl Engine {
             rollouts: rollouts::Rollouts::default(),
             throttled: admission::Throttled::default(),
             turns: dispatch::Turns::default(),
+            late: late::Late::default(),
             flows: flows::Flows::default(),
             unserved: unserved::Unserved::default(),
             renewals,

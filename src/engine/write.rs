@@ -31,8 +31,8 @@ pub(super) enum Written {
 pub(super) enum Cause {
     /// A caller, who can be told to come back.
     Asked,
-    /// A caller who starts a workflow, and can be told the same.
-    Start,
+    /// A caller who starts a workflow on a queue whose tasks are late, and can be told the same.
+    Late,
     /// It is due.
     Due,
 }
@@ -58,8 +58,7 @@ pub(super) async fn write(
     cause: Cause,
 ) -> Result<Written, Fault> {
     let now = core.clock.now();
-    let is_held_back = cause == Cause::Start && core.lanes.do_starts_give_way();
-    let promises = if is_held_back {
+    let promises = if cause == Cause::Late {
         // Older tasks wait for these polls, and the commit for its turn.
         Vec::new()
     } else {
@@ -74,7 +73,10 @@ pub(super) async fn write(
         Err(error) => Err(error.into()),
         Ok(item) => match cause {
             Cause::Asked => core.lanes.commit(item).await.map_err(|_| Fault::Busy),
-            Cause::Start => core.lanes.commit_start(item).await.map_err(|_| Fault::Busy),
+            Cause::Late => {
+                let outcome = core.lanes.commit_giving_way(item).await;
+                outcome.map_err(|_| Fault::Busy)
+            }
             Cause::Due => Ok(core.lanes.commit_due(item).await),
         },
     };

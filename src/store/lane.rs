@@ -2,9 +2,7 @@
 //! Nothing waits for a batch to fill.
 
 use std::collections::{HashSet, VecDeque};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use sqlx::{Connection as _, PgConnection};
 use tokio::sync::{mpsc, oneshot};
@@ -14,14 +12,11 @@ use super::commit::{self, MAX_BATCH, Outcome};
 use super::item::Item;
 use crate::domain::ids::RunId;
 
-/// Items that may wait in front of a lane, and starts beside them; what is over is told to come back.
+/// Items that may wait in front of a lane, and as many that give way; what is over is told to come back.
 pub const QUEUE_BOUND: usize = 4_096;
-/// How long starts give way once they are told to.
-const GIVE_WAY_MS: u64 = 1_000;
-/// Starts that one statement writes at most while they give way and nothing else waits: statements stay short,
-/// and what is begun meanwhile is small beside what is reported.
-pub const FEW_STARTS: usize = 12;
-/// Starts of one statement while they give way, in hundredths of what else callers wait for in it: a little more
+/// Items that give way of one statement at most while nothing else waits: statements stay short.
+pub const FEW: usize = 12;
+/// Items that give way of one statement, in hundredths of what else callers wait for in it: a little more
 /// than the third that workflows of one activity need to go on as they are.
 const GIVE_WAY_SHARE: usize = 34;
 /// Items of due work that may wait in front of a lane beside those; what is over waits for room.
@@ -47,44 +42,14 @@ pub struct Busy;
 #[derive(Clone)]
 struct Queue {
     asked: mpsc::Sender<Job>,
-    starts: mpsc::Sender<Job>,
+    giving_way: mpsc::Sender<Job>,
     due: mpsc::Sender<Job>,
-}
-
-/// Until when starts give way.
-struct Way {
-    since: Instant,
-    /// Milliseconds after that.
-    until: AtomicU64,
-}
-
-impl Way {
-    fn new() -> Self {
-        Self {
-            since: Instant::now(),
-            until: AtomicU64::new(0),
-        }
-    }
-
-    fn millis(&self) -> u64 {
-        u64::try_from(self.since.elapsed().as_millis()).unwrap_or(u64::MAX)
-    }
-
-    fn give(&self) {
-        self.until
-            .fetch_max(self.millis() + GIVE_WAY_MS, Ordering::Relaxed);
-    }
-
-    fn is_given(&self) -> bool {
-        self.millis() < self.until.load(Ordering::Relaxed)
-    }
 }
 
 /// A handle on all lanes.
 #[derive(Clone)]
 pub struct Lanes {
     queues: Vec<Queue>,
-    way: Arc<Way>,
 }
 
 impl Lanes {
@@ -92,24 +57,26 @@ impl Lanes {
     /// a batch never waits for another lane of this node. A statement writes at most `batch` items,
     /// and never more than [`MAX_BATCH`].
     pub fn start(store: &Store, count: usize, batch: usize) -> Self {
-        let way = Arc::new(Way::new());
         let queues = (0..count.max(1))
             .map(|_| {
                 let (asked, asked_waiting) = mpsc::channel(QUEUE_BOUND);
-                let (starts, starts_waiting) = mpsc::channel(QUEUE_BOUND);
+                let (giving_way, way_given) = mpsc::channel(QUEUE_BOUND);
                 let (due, due_waiting) = mpsc::channel(DUE_BOUND);
                 let jobs = Jobs {
                     asked: Line::new(asked_waiting),
-                    starts: Line::new(starts_waiting),
+                    giving_way: Line::new(way_given),
                     due: Line::new(due_waiting),
                     statements: 0,
                 };
-                let way = Arc::clone(&way);
-                tokio::spawn(run(store.clone(), jobs, way, batch.clamp(1, MAX_BATCH)));
-                Queue { asked, starts, due }
+                tokio::spawn(run(store.clone(), jobs, batch.clamp(1, MAX_BATCH)));
+                Queue {
+                    asked,
+                    giving_way,
+                    due,
+                }
             })
             .collect();
-        Self { queues, way }
+        Self { queues }
     }
 
     /// Writes one item and says what became of it.
@@ -121,29 +88,18 @@ impl Lanes {
         enqueue(to, item)?.await
     }
 
-    /// Writes an item that starts a workflow and says what became of it.
+    /// Writes an item that gives way to what else callers wait for, and says what became of it.
     ///
     /// # Errors
-    /// [`Busy`] when too many starts are waiting; nothing was written.
-    pub async fn commit_start(&self, item: Item) -> Result<Outcome, Busy> {
-        let to = &self.queue(item.run()).starts;
+    /// [`Busy`] when too many of them are waiting; nothing was written.
+    pub async fn commit_giving_way(&self, item: Item) -> Result<Outcome, Busy> {
+        let to = &self.queue(item.run()).giving_way;
         enqueue(to, item)?.await
     }
 
-    /// Whether the start of this run would find room now.
-    pub fn has_room_for_start(&self, run: RunId) -> bool {
-        self.queue(run).starts.capacity() > 0
-    }
-
-    /// Starts give way to what else callers wait for, for a second: there are fewer of them in each statement,
-    /// and more of them wait, or are told to come back.
-    pub fn starts_give_way(&self) {
-        self.way.give();
-    }
-
-    /// Whether they do now.
-    pub fn do_starts_give_way(&self) -> bool {
-        self.way.is_given()
+    /// Whether an item of this run that gives way would find room now.
+    pub fn has_room_giving_way(&self, run: RunId) -> bool {
+        self.queue(run).giving_way.capacity() > 0
     }
 
     /// Writes an item that nobody asked for, because it is due, and says what became of it. Such items
@@ -171,10 +127,11 @@ fn enqueue(
     Ok(async { Ok(outcome.await.unwrap_or(Outcome::Unknown)) })
 }
 
-/// The jobs of a lane: those that callers wait for, starts of workflows apart, and those that are due.
+/// The jobs of a lane: those that callers wait for, apart those of them that give way to the others, and those
+/// that are due.
 struct Jobs {
     asked: Line,
-    starts: Line,
+    giving_way: Line,
     due: Line,
     /// Statements so far: who has the first places of the next, where alone a large item finds room, and who
     /// has the place that cannot be halved.
@@ -205,80 +162,77 @@ impl Line {
 
 impl Jobs {
     /// The jobs of the next statement, `most` at most; `None` when there will be no more. While callers and
-    /// due work wait each has half of it, and of the callers' half starts and others.
-    async fn next(&mut self, most: usize, way: &Way) -> Option<Vec<Job>> {
-        let lines = [&self.asked, &self.starts, &self.due];
+    /// due work wait each has half of it.
+    async fn next(&mut self, most: usize) -> Option<Vec<Job>> {
+        let lines = [&self.asked, &self.giving_way, &self.due];
         if lines.iter().all(|line| line.held.is_empty()) {
             tokio::select! {
                 Some(job) = self.asked.queue.recv() => self.asked.held.push_back(job),
-                Some(job) = self.starts.queue.recv() => self.starts.held.push_back(job),
+                Some(job) = self.giving_way.queue.recv() => self.giving_way.held.push_back(job),
                 Some(job) = self.due.queue.recv() => self.due.held.push_back(job),
                 else => return None,
             }
         }
-        for line in [&mut self.asked, &mut self.starts, &mut self.due] {
+        for line in [&mut self.asked, &mut self.giving_way, &mut self.due] {
             line.fill(2 * most);
         }
         self.statements = self.statements.wrapping_add(1);
-        let mut starts = self.most_starts(most, way);
-        let (callers, due) = (
-            self.asked.held.len() + self.starts.held.len().min(starts),
-            self.due.held.len(),
-        );
+        let mut few = self.most_giving_way(most);
+        let callers = self.asked.held.len() + self.giving_way.held.len();
+        let due = self.due.held.len();
         let half = |others: usize| if others == 0 { most } else { most.div_ceil(2) };
         let mut batch = Batch::default();
         if self.statements % 2 == 1 {
             batch.take(&mut self.due.held, half(callers));
-            self.take_callers(&mut batch, most, &mut starts);
+            self.take_callers(&mut batch, most, &mut few);
             batch.take(&mut self.due.held, most);
         } else {
-            self.take_callers(&mut batch, half(due), &mut starts);
+            self.take_callers(&mut batch, half(due), &mut few);
             batch.take(&mut self.due.held, most);
-            self.take_callers(&mut batch, most, &mut starts);
+            self.take_callers(&mut batch, most, &mut few);
         }
         Some(batch.jobs)
     }
 
-    /// Starts that the next statement may write.
-    fn most_starts(&self, most: usize, way: &Way) -> usize {
-        // So many of them that both fit.
+    /// Jobs that give way that the next statement may write.
+    fn most_giving_way(&self, most: usize) -> usize {
+        // So many others that both fit.
         let others = (self.asked.held.len()).min(most * 100 / (100 + GIVE_WAY_SHARE));
         match others {
-            _ if !way.is_given() => most,
-            0 => FEW_STARTS,
+            0 => FEW,
             // One at least, so that they go on whatever else comes.
             _ => (others * GIVE_WAY_SHARE / 100).max(1),
         }
     }
 
-    /// Takes what callers wait for until there are `most` jobs in all, `starts` of them at most. Starts and others
-    /// have the first places in turn, because a large one finds room only there.
-    fn take_callers(&mut self, batch: &mut Batch, most: usize, starts: &mut usize) {
+    /// Takes what callers wait for until there are `most` jobs in all, `few` of those that give way at most. Either
+    /// has the first places in turn, because a large one finds room only there.
+    fn take_callers(&mut self, batch: &mut Batch, most: usize, few: &mut usize) {
         let are_first = self.statements / 2 % 2 == 1;
         let room = most.saturating_sub(batch.jobs.len());
         let half = (room + usize::from(are_first)) / 2;
-        let kept = half.min(self.starts.held.len()).min(*starts);
+        let kept = half.min(self.giving_way.held.len()).min(*few);
         if are_first {
-            self.take_starts(batch, batch.jobs.len() + kept, starts);
+            self.take_giving_way(batch, batch.jobs.len() + kept, few);
             batch.take(&mut self.asked.held, most);
         } else {
             batch.take(&mut self.asked.held, most - kept);
         }
-        self.take_starts(batch, most, starts);
+        self.take_giving_way(batch, most, few);
         batch.take(&mut self.asked.held, most);
     }
 
-    /// Takes starts until there are `most` jobs in all, `starts` of them at most.
-    fn take_starts(&mut self, batch: &mut Batch, most: usize, starts: &mut usize) {
+    /// Takes jobs that give way until there are `most` jobs in all, `few` of them at most.
+    fn take_giving_way(&mut self, batch: &mut Batch, most: usize, few: &mut usize) {
         let before = batch.jobs.len();
-        batch.take(&mut self.starts.held, most.min(before + *starts));
-        *starts -= batch.jobs.len() - before;
+        batch.take(&mut self.giving_way.held, most.min(before + *few));
+        *few -= batch.jobs.len() - before;
     }
 }
 
-async fn run(store: Store, mut jobs: Jobs, way: Arc<Way>, most: usize) {
+async fn run(store: Store, mut jobs: Jobs, most: usize) {
     let mut connection: Option<PgConnection> = None;
-    while let Some(batch) = jobs.next(most, &way).await {
+    while let Some(batch) = jobs.next(most).await {
         let (items, answers): (Vec<Item>, Vec<oneshot::Sender<Outcome>>) =
             batch.into_iter().map(|job| (job.item, job.answer)).unzip();
         let outcomes = match reach(&store, &mut connection).await {
