@@ -96,7 +96,8 @@ pub(super) async fn claim(
         };
         let is_ordered = plain.classes || plain.priorities;
         core.registry.saw(key, is_ordered);
-        if let (Some(at), Some(last)) = (plain.at, plain.last) {
+        if let (On::Any, Some(at), Some(last)) = (&on, plain.at, plain.last) {
+            // Under a limit of the operator's, that is what tasks wait for.
             let waited = at.millis_since(last.ready_at);
             core.late.claimed(key, plain.claimed.len(), waited);
         }
@@ -198,7 +199,7 @@ async fn ranked(
         let last = ready
             .map(|(_, pick)| window.candidates[pick.candidate].ready_at)
             .max();
-        if let (Some(at), Some(last)) = (seen.at, last) {
+        if let (On::Any, Some(at), Some(last)) = (&on, seen.at, last) {
             core.late.claimed(key, taken.len(), at.millis_since(last));
         }
         let left = window.first_left(|task| taken.iter().any(|given| given.task == task));

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::domain::routing::TaskKind;
 use crate::matching::QueueKey;
 
 /// A task that was ready for so long when it was handed out is late.
@@ -27,7 +28,8 @@ impl Late {
 
     /// A claim gave this many tasks of a queue, the last of which had been ready for so long.
     pub fn claimed(&self, key: &QueueKey, tasks: usize, waited_ms: u64) {
-        if tasks < MANY || waited_ms < LATE_MS {
+        // Starts are about workflow tasks only.
+        if key.kind != TaskKind::Workflow || tasks < MANY || waited_ms < LATE_MS {
             return;
         }
         let now = Instant::now();
@@ -50,7 +52,6 @@ impl Late {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::routing::TaskKind;
 
     #[test]
     fn a_queue_is_late_when_many_polls_are_handed_old_tasks() {

@@ -11,6 +11,7 @@ use crate::domain::time::Timestamp;
 
 use std::cell::RefCell;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::value::RawValue;
 
@@ -227,6 +228,14 @@ impl Item {
     /// may be large.
     pub fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// Puts off what its tasks are ready from.
+    pub(super) fn delay(&mut self, by: Duration) {
+        let by = u64::try_from(by.as_millis()).unwrap_or(u64::MAX);
+        for task in self.runs.iter_mut().flat_map(|run| &mut run.tasks_opened) {
+            task.visible_at = task.visible_at.plus_millis(by);
+        }
     }
 
     /// The deciding run.

@@ -2,7 +2,7 @@
 //! Nothing waits for a batch to fill.
 
 use std::collections::{HashSet, VecDeque};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use sqlx::{Connection as _, PgConnection};
 use tokio::sync::{mpsc, oneshot};
@@ -32,6 +32,18 @@ const RECONNECT_DELAY: Duration = Duration::from_millis(200);
 struct Job {
     item: Item,
     answer: oneshot::Sender<Outcome>,
+    queued: Instant,
+}
+
+impl Job {
+    fn new(item: Item, answer: oneshot::Sender<Outcome>) -> Self {
+        let queued = Instant::now();
+        Self {
+            item,
+            answer,
+            queued,
+        }
+    }
 }
 
 /// The lane's queue is full.
@@ -67,6 +79,7 @@ impl Lanes {
                     giving_way: Line::new(way_given),
                     due: Line::new(due_waiting),
                     statements: 0,
+                    credit: 0,
                 };
                 tokio::spawn(run(store.clone(), jobs, batch.clamp(1, MAX_BATCH)));
                 Queue {
@@ -107,7 +120,11 @@ impl Lanes {
     pub async fn commit_due(&self, item: Item) -> Outcome {
         let (answer, outcome) = oneshot::channel();
         // Nobody is there who could be told to come back.
-        let _ = self.queue(item.run()).due.send(Job { item, answer }).await;
+        let _ = self
+            .queue(item.run())
+            .due
+            .send(Job::new(item, answer))
+            .await;
         outcome.await.unwrap_or(Outcome::Unknown)
     }
 
@@ -123,7 +140,7 @@ fn enqueue(
     item: Item,
 ) -> Result<impl Future<Output = Result<Outcome, Busy>> + use<>, Busy> {
     let (answer, outcome) = oneshot::channel();
-    queue.try_send(Job { item, answer }).map_err(|_| Busy)?;
+    queue.try_send(Job::new(item, answer)).map_err(|_| Busy)?;
     Ok(async { Ok(outcome.await.unwrap_or(Outcome::Unknown)) })
 }
 
@@ -136,6 +153,8 @@ struct Jobs {
     /// Statements so far: who has the first places of the next, where alone a large item finds room, and who
     /// has the place that cannot be halved.
     statements: u8,
+    /// Hundredths of a job that gives way that the statements so far have left over.
+    credit: usize,
 }
 
 /// Jobs in order, taken out of the queue as far as the next statement may need them.
@@ -195,13 +214,14 @@ impl Jobs {
     }
 
     /// Jobs that give way that the next statement may write.
-    fn most_giving_way(&self, most: usize) -> usize {
+    fn most_giving_way(&mut self, most: usize) -> usize {
         // So many others that both fit.
         let others = (self.asked.held.len()).min(most * 100 / (100 + GIVE_WAY_SHARE));
+        self.credit = (self.credit + others * GIVE_WAY_SHARE).min(most * 100);
         match others {
             0 => FEW,
             // One at least, so that they go on whatever else comes.
-            _ => (others * GIVE_WAY_SHARE / 100).max(1),
+            _ => (self.credit / 100).max(1),
         }
     }
 
@@ -226,7 +246,13 @@ impl Jobs {
     fn take_giving_way(&mut self, batch: &mut Batch, most: usize, few: &mut usize) {
         let before = batch.jobs.len();
         batch.take(&mut self.giving_way.held, most.min(before + *few));
-        *few -= batch.jobs.len() - before;
+        for job in &mut batch.jobs[before..] {
+            // What they open has not been ready while they waited here.
+            job.item.delay(job.queued.elapsed());
+        }
+        let taken = batch.jobs.len() - before;
+        self.credit = self.credit.saturating_sub(taken * 100);
+        *few -= taken;
     }
 }
 
