@@ -1,6 +1,6 @@
 //! A decision as rows: what the door writes for it, in the door's own columns.
 
-use super::packed;
+use super::{packed, scratch};
 use crate::domain::decision::{Claim, Decision, HandOff, RunWrite, TaskEffect, TimerEffect};
 use crate::domain::event::Body;
 use crate::domain::ids::RunId;
@@ -9,7 +9,6 @@ use crate::domain::routing::TaskKind;
 use crate::domain::run::CloseReason;
 use crate::domain::time::Timestamp;
 
-use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -276,24 +275,11 @@ impl Item {
     }
 }
 
-thread_local! {
-    /// Where a batch is written out before its size is known.
-    static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
-}
-/// Bytes of scratch that a thread keeps.
-const SCRATCH_KEPT: usize = 1 << 20;
-
 /// Events and journal of a write as they are stored.
 fn packed_batch(write: &mut RunWrite) -> serde_json::Result<(Vec<u8>, Vec<u8>)> {
-    SCRATCH.with_borrow_mut(|scratch| {
-        scratch.clear();
-        let packed = write
-            .seal(scratch)
-            .map(|events| packed::pack_batch(scratch, events));
-        if scratch.capacity() > SCRATCH_KEPT {
-            *scratch = Vec::new();
-        }
-        packed
+    scratch::lend(|batch| {
+        let events = write.seal(batch)?;
+        Ok(packed::pack_batch(batch, events))
     })
 }
 

@@ -26,6 +26,7 @@ pub mod receipts;
 pub mod relays;
 pub mod retention;
 pub mod rollouts;
+mod scratch;
 pub mod sessions;
 pub mod timers;
 pub mod trouble;

@@ -4,9 +4,9 @@
 //! of that, in LZ4's block format. Half the bytes mean half the write-ahead log and half the disk. A small
 //! journal is compressed with its events: to begin anew costs more than the journal does.
 
-use std::cell::RefCell;
-
 use lz4_flex::block;
+
+use super::scratch;
 
 /// The text follows as it is.
 const PLAIN: u8 = 0;
@@ -21,18 +21,11 @@ const JOURNAL_WITH_EVENTS: usize = 2 << 10;
 /// dictionary is another form.
 const DICTIONARY: &[u8] = include_bytes!("packed.dictionary");
 
-thread_local! {
-    /// Where a block is made before its size is known.
-    static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
-}
-/// Bytes of scratch that a thread keeps.
-const SCRATCH_KEPT: usize = 1 << 20;
-
 /// Packs a batch, written out as events, so many bytes, and journal: what the columns for both hold.
 pub fn pack_batch(batch: &[u8], events: usize) -> (Vec<u8>, Vec<u8>) {
     let (events, journal) = batch.split_at(events.min(batch.len()));
     let together = journal.len() <= JOURNAL_WITH_EVENTS;
-    let both = together.then(|| compressed(batch, &[LZ4_BOTH], &[events.len(), journal.len()]));
+    let both = together.then(|| compressed(batch, LZ4_BOTH, &[events.len(), journal.len()]));
     match both.flatten() {
         Some(both) => (both, Vec::new()),
         None => (pack(events), pack(journal)),
@@ -40,7 +33,7 @@ pub fn pack_batch(batch: &[u8], events: usize) -> (Vec<u8>, Vec<u8>) {
 }
 
 fn pack(text: &[u8]) -> Vec<u8> {
-    compressed(text, &[LZ4], &[text.len()]).unwrap_or_else(|| {
+    compressed(text, LZ4, &[text.len()]).unwrap_or_else(|| {
         let mut plain = Vec::with_capacity(1 + text.len());
         plain.push(PLAIN);
         plain.extend_from_slice(text);
@@ -49,25 +42,20 @@ fn pack(text: &[u8]) -> Vec<u8> {
 }
 
 /// A form, lengths and the block; nothing when that is no gain.
-fn compressed(text: &[u8], form: &[u8], lengths: &[usize]) -> Option<Vec<u8>> {
-    let mut head = Vec::with_capacity(form.len() + 4 * lengths.len());
-    head.extend_from_slice(form);
+fn compressed(text: &[u8], form: u8, lengths: &[usize]) -> Option<Vec<u8>> {
+    let mut head = Vec::with_capacity(1 + 4 * lengths.len());
+    head.push(form);
     for length in lengths {
         head.extend_from_slice(&u32::try_from(*length).ok()?.to_le_bytes());
     }
-    SCRATCH.with_borrow_mut(|scratch| {
+    scratch::lend(|block| {
         let most = block::get_maximum_output_size(text.len());
-        if scratch.len() < most {
-            scratch.resize(most, 0);
+        if block.len() < most {
+            block.resize(most, 0);
         }
-        let size = block::compress_into_with_dict(text, scratch, DICTIONARY).ok();
-        let packed = size
-            .filter(|size| size + head.len() < text.len())
-            .map(|size| [&head, &scratch[..size]].concat());
-        if scratch.len() > SCRATCH_KEPT {
-            *scratch = Vec::new();
-        }
-        packed
+        let size = block::compress_into_with_dict(text, block, DICTIONARY).ok();
+        size.filter(|size| size + head.len() < text.len())
+            .map(|size| [&head, &block[..size]].concat())
     })
 }
 

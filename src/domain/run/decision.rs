@@ -362,18 +362,18 @@ pub struct RunWrite {
 }
 
 impl RunWrite {
-    /// Writes the batch out behind what is in `out` and counts its bytes in the next state: the events as
-    /// [`Event::write_all`] writes them, then the facts as a JSON array of `[event number, fact]`. Returns how
-    /// many bytes the events take. Called once, when nothing more is added.
+    /// Writes the batch out into `out`, in place of what that held, and counts its bytes in the next state: the
+    /// events as [`Event::write_all`] writes them, then the facts as a JSON array of `[event number, fact]`.
+    /// Returns how many bytes the events take. Called once, when nothing more is added.
     ///
     /// # Errors
     /// A payload cannot be written as JSON, which no value of these types provokes.
     pub fn seal(&mut self, out: &mut Vec<u8>) -> serde_json::Result<usize> {
         let next = Arc::make_mut(&mut self.next);
-        let begin = out.len();
+        out.clear();
         Event::write_all(next.id, &next.begun.namespace, &self.events, out)?;
-        let events = std::str::from_utf8(&out[begin..])
-            .map_err(<serde_json::Error as serde::ser::Error>::custom)?;
+        let events =
+            std::str::from_utf8(out).map_err(<serde_json::Error as serde::ser::Error>::custom)?;
         let length = events.len();
         next.history_bytes += length as u64;
         self.text = Some(events.into());
