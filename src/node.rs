@@ -18,8 +18,6 @@ use crate::telemetry::metrics;
 use crate::transport::http::api::Api;
 use crate::transport::http::{openapi, server};
 
-/// Pause between two times that measurements are added up.
-const METRICS_PAUSE: Duration = Duration::from_secs(5);
 /// How long maintenance is given to stop.
 const MAINTENANCE_GRACE: Duration = Duration::from_secs(2);
 
@@ -61,19 +59,11 @@ impl Node {
             .await
             .map_err(|fault| format!("the database cannot be used: {fault}"))?;
         let (stop_maintenance, shutdown) = watch::channel(false);
-        let mut maintenance = maintenance::start(&engine, &shutdown);
-        let threads = settings.http.threads;
         let metrics = metrics::start();
-        let (collected, mut shutdown) = (metrics.clone(), shutdown);
-        maintenance.spawn(async move {
-            let mut due = tokio::time::interval(METRICS_PAUSE);
-            loop {
-                tokio::select! {
-                    _ = due.tick() => metrics::add_up(&collected),
-                    _ = shutdown.wait_for(|stop| *stop) => return,
-                }
-            }
-        });
+        let collected = metrics.clone();
+        let add_up = move || metrics::add_up(&collected);
+        let maintenance = maintenance::start(&engine, add_up, &shutdown);
+        let threads = settings.http.threads;
         let api = Arc::new(Api::new(
             engine,
             settings,

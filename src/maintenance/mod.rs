@@ -37,14 +37,21 @@ const RETENTION_REST_MIN: Duration = Duration::from_millis(20);
 const RECHECK_TICK: Duration = Duration::from_millis(250);
 /// Hints that are gathered into one notification.
 const HINT_INTERVAL: Duration = Duration::from_millis(10);
+/// Pause between two times that measurements are added up.
+const METRICS_PAUSE: Duration = Duration::from_secs(5);
 /// Pause after a pass that failed.
 const FAULT_PAUSE: Duration = Duration::from_millis(500);
 
 /// Says when to stop.
 pub type Shutdown = watch::Receiver<bool>;
 
-/// Starts all background work on the current runtime. The set is empty once it has stopped.
-pub fn start(engine: &Engine, shutdown: &Shutdown) -> JoinSet<()> {
+/// Starts all background work on the current runtime, `add_up` for what was measured among it. The set is
+/// empty once it has stopped.
+pub fn start(
+    engine: &Engine,
+    add_up: impl Fn() + Send + 'static,
+    shutdown: &Shutdown,
+) -> JoinSet<()> {
     let mut tasks = JoinSet::new();
     let mut start = |name: &'static str,
                      work: std::pin::Pin<Box<dyn Future<Output = ()> + Send>>| {
@@ -71,6 +78,7 @@ pub fn start(engine: &Engine, shutdown: &Shutdown) -> JoinSet<()> {
     start("recheck", Box::pin(recheck(of())));
     start("hints", Box::pin(hints(of())));
     start("ear", Box::pin(ear(of())));
+    start("metrics", Box::pin(metrics(add_up)));
     tasks
 }
 
@@ -96,6 +104,13 @@ async fn timers(engine: Engine) {
         if !is_full {
             tokio::time::sleep_until(next).await;
         }
+    }
+}
+
+async fn metrics(add_up: impl Fn()) {
+    loop {
+        tokio::time::sleep(METRICS_PAUSE).await;
+        add_up();
     }
 }
 
