@@ -8,6 +8,7 @@ use super::{Core, Fault};
 use crate::domain::dispatch::{self, Candidate, Shares};
 use crate::domain::ids::{TaskId, WorkerId};
 use crate::domain::routing::{DEFAULT_PRIORITY, Poller, Profile, Routing, TaskKind};
+use crate::domain::time::Timestamp;
 use crate::matching::QueueKey;
 use crate::store::claim::{self, Claimed};
 use crate::store::dispatch::{After, Begin, look, take};
@@ -18,6 +19,7 @@ use crate::store::pool::Transaction;
 const QUEUES_KEPT: usize = 10_000;
 /// Looks that one claim takes at most.
 const LOOKS: usize = 8;
+
 /// What is known of one queue.
 #[derive(Clone, Debug, Default)]
 struct Turn {
@@ -76,6 +78,21 @@ pub(super) enum On<'a> {
     This(&'a mut Transaction),
 }
 
+/// So many tasks were handed out at this time, the last of which had been ready since then.
+fn waited(
+    core: &Core,
+    on: &On<'_>,
+    key: &QueueKey,
+    tasks: usize,
+    at: Option<Timestamp>,
+    last: Option<Timestamp>,
+) {
+    // In a transaction a limit of the operator's is looked at, and that is what tasks wait for.
+    if let (On::Any, Some(at), Some(last)) = (on, at, last) {
+        core.late.claimed(key, tasks, at.millis_since(last));
+    }
+}
+
 /// Gives ready tasks to polls, in the order of hand-outs.
 pub(super) async fn claim(
     core: &Core,
@@ -96,11 +113,8 @@ pub(super) async fn claim(
         };
         let is_ordered = plain.classes || plain.priorities;
         core.registry.saw(key, is_ordered);
-        if let (On::Any, Some(at), Some(last)) = (&on, plain.at, plain.last) {
-            // Under a limit of the operator's, that is what tasks wait for.
-            let waited = at.millis_since(last.ready_at);
-            core.late.claimed(key, plain.claimed.len(), waited);
-        }
+        let last = plain.last.map(|last| last.ready_at);
+        waited(core, &on, key, plain.claimed.len(), plain.at, last);
         if plain.priorities {
             core.marks.ordered(key);
         }
@@ -199,9 +213,7 @@ async fn ranked(
         let last = ready
             .map(|(_, pick)| window.candidates[pick.candidate].ready_at)
             .max();
-        if let (On::Any, Some(at), Some(last)) = (&on, seen.at, last) {
-            core.late.claimed(key, taken.len(), at.millis_since(last));
-        }
+        waited(core, &on, key, taken.len(), seen.at, last);
         let left = window.first_left(|task| taken.iter().any(|given| given.task == task));
         match left.or(cut_at) {
             Some(position) => mark.reached(position),

@@ -71,14 +71,14 @@ pub(super) async fn write(
     }
     let outcome = match item {
         Err(error) => Err(error.into()),
-        Ok(item) => match cause {
-            Cause::Asked => core.lanes.commit(item).await.map_err(|_| Fault::Busy),
-            Cause::Late => {
-                let outcome = core.lanes.commit_giving_way(item).await;
-                outcome.map_err(|_| Fault::Busy)
-            }
-            Cause::Due => Ok(core.lanes.commit_due(item).await),
-        },
+        Ok(item) => {
+            let outcome = match cause {
+                Cause::Asked => core.lanes.commit(item).await,
+                Cause::Late => core.lanes.commit_giving_way(item).await,
+                Cause::Due => Ok(core.lanes.commit_due(item).await),
+            };
+            outcome.map_err(|_| Fault::Busy)
+        }
     };
     let written = match outcome {
         Err(fault) => Err(fault),
