@@ -176,10 +176,7 @@ async fn batches_are_bounded_and_writes_of_a_run_stay_in_order() {
         enqueue(&lanes, next, &mut waiting).await;
     }
     block.lift().await;
-    while let Some(outcome) = waiting.join_next().await {
-        assert_committed(outcome.unwrap().unwrap());
-    }
-    assert_committed(blocked.await.unwrap());
+    all_committed(waiting, blocked).await;
     let folded = check_run(&bench, &mut door, state.id).await.unwrap();
     let names: Vec<String> = folded
         .held
@@ -215,10 +212,7 @@ async fn a_lane_writes_no_more_at_once_than_it_may() {
         enqueue(&lanes, item(&mut started(&format!("wf-{n}"))), &mut waiting).await;
     }
     block.lift().await;
-    while let Some(outcome) = waiting.join_next().await {
-        assert_committed(outcome.unwrap().unwrap());
-    }
-    assert_committed(blocked.await.unwrap());
+    all_committed(waiting, blocked).await;
     let sizes = sqlx::query("select count(*) as items from history_batches group by xmin::text")
         .fetch_all(&mut door)
         .await
@@ -261,6 +255,27 @@ async fn what_is_over_the_bound_is_told_so_and_not_written() {
     bench.end().await;
 }
 
+/// Everything that waited was written, and the blocked run.
+async fn all_committed(
+    mut waiting: JoinSet<Result<Outcome, Busy>>,
+    blocked: tokio::task::JoinHandle<Outcome>,
+) {
+    while let Some(outcome) = waiting.join_next().await {
+        assert_committed(outcome.unwrap().unwrap());
+    }
+    assert_committed(blocked.await.unwrap());
+}
+
+/// Signals to as many runs `other-…`, which are begun.
+async fn signals(bench: &Bench, door: &mut PgConnection, count: usize) -> Vec<Item> {
+    let mut signals = Vec::new();
+    for n in 0..count {
+        let state = bench.begun(door, &format!("other-{n}"), "w").await;
+        signals.push(item(&mut decided(&state, signal("go", None))));
+    }
+    signals
+}
+
 /// What each statement wrote of what waited behind the blocked run, in order.
 async fn statements(connection: &mut PgConnection) -> Vec<String> {
     column(
@@ -298,10 +313,7 @@ async fn due_work_and_callers_share_each_statement() {
             enqueue_due(&lanes, item(&mut started(&name)), &mut waiting).await;
         }
         block.lift().await;
-        while let Some(outcome) = waiting.join_next().await {
-            assert_committed(outcome.unwrap().unwrap());
-        }
-        assert_committed(blocked.await.unwrap());
+        all_committed(waiting, blocked).await;
         assert_eq!(
             statements(&mut door).await,
             expected,
@@ -332,11 +344,7 @@ async fn what_gives_way_has_a_part_of_each_statement() {
     ] {
         let bench = Bench::new().await;
         let mut door = bench.door().await;
-        let mut signals = Vec::new();
-        for n in 0..others {
-            let state = bench.begun(&mut door, &format!("other-{n}"), "w").await;
-            signals.push(item(&mut decided(&state, signal("go", None))));
-        }
+        let signals = signals(&bench, &mut door, others).await;
         let (lanes, block, blocked) = busy_lane(&bench, batch).await;
         let mut waiting = JoinSet::new();
         for n in 0..starts {
@@ -349,10 +357,7 @@ async fn what_gives_way_has_a_part_of_each_statement() {
         // Long beside what passes between a decision and its place in the queue.
         execute(&mut door, "select pg_sleep(0.4)").await;
         block.lift().await;
-        while let Some(outcome) = waiting.join_next().await {
-            assert_committed(outcome.unwrap().unwrap());
-        }
-        assert_committed(blocked.await.unwrap());
+        all_committed(waiting, blocked).await;
         // What waited to be written was not ready meanwhile.
         let early = "select count(*) from tasks t join history_batches b using (run_id) join workflow_runs using (run_id)
              where workflow_id like 'start-%' and t.visible_at < b.recorded_at - interval '200 ms'";
@@ -392,10 +397,7 @@ async fn due_work_and_callers_take_turns() {
         enqueue_due(&lanes, item(&mut started(&due)), &mut waiting).await;
     }
     block.lift().await;
-    while let Some(outcome) = waiting.join_next().await {
-        assert_committed(outcome.unwrap().unwrap());
-    }
-    assert_committed(blocked.await.unwrap());
+    all_committed(waiting, blocked).await;
     let written = statements(&mut door).await;
     assert_eq!(written.len(), 2 * EACH);
     assert!(
@@ -432,10 +434,7 @@ async fn large_decisions_are_written_a_few_at_a_time() {
         enqueue(&lanes, item(&mut started_with(wanted)), &mut waiting).await;
     }
     block.lift().await;
-    while let Some(outcome) = waiting.join_next().await {
-        assert_committed(outcome.unwrap().unwrap());
-    }
-    assert_committed(blocked.await.unwrap());
+    all_committed(waiting, blocked).await;
     assert_eq!(statements(&mut door).await, ["0 1 2", "3", "4", "5 6"]);
     bench.end().await;
 }
@@ -455,10 +454,7 @@ async fn a_large_decision_does_not_wait_for_the_end_of_due_work() {
     }
     enqueue(&lanes, item(&mut started_with(wanted)), &mut waiting).await;
     block.lift().await;
-    while let Some(outcome) = waiting.join_next().await {
-        assert_committed(outcome.unwrap().unwrap());
-    }
-    assert_committed(blocked.await.unwrap());
+    all_committed(waiting, blocked).await;
     let written = statements(&mut door).await;
     assert!(written[..2].contains(&"asked".to_owned()), "{written:?}");
     bench.end().await;
@@ -469,11 +465,7 @@ async fn a_large_decision_does_not_wait_for_the_end_of_due_work() {
 async fn a_large_start_does_not_wait_for_the_end_of_other_work() {
     let bench = Bench::new().await;
     let mut door = bench.door().await;
-    let mut signals = Vec::new();
-    for n in 0..12 {
-        let state = bench.begun(&mut door, &format!("other-{n}"), "w").await;
-        signals.push(item(&mut decided(&state, signal("go", None))));
-    }
+    let signals = signals(&bench, &mut door, 12).await;
     let (lanes, block, blocked) = busy_lane(&bench, 4).await;
     let mut waiting = JoinSet::new();
     for signal in signals {
@@ -483,10 +475,7 @@ async fn a_large_start_does_not_wait_for_the_end_of_other_work() {
     wanted.input = noise(2 * BATCH_BYTES);
     enqueue_giving_way(&lanes, item(&mut started_with(wanted)), &mut waiting).await;
     block.lift().await;
-    while let Some(outcome) = waiting.join_next().await {
-        assert_committed(outcome.unwrap().unwrap());
-    }
-    assert_committed(blocked.await.unwrap());
+    all_committed(waiting, blocked).await;
     let written = statements(&mut door).await;
     // Those that began the other runs came before.
     assert!(written[12..14].contains(&"start".to_owned()), "{written:?}");
