@@ -3,7 +3,7 @@
 //!
 //! A state here is never trusted further than the fence of the next write; dropping it is always safe.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -22,6 +22,9 @@ use crate::store::load::{self, Batch, News, Unread};
 
 /// Runs that are remembered.
 const RUNS_KEPT: usize = 20_000;
+/// Of them, those that have ended: for whoever waited for it. Memory that is soon used again costs less than
+/// memory that was left alone for seconds.
+const CLOSED_KEPT: usize = 512;
 /// Bytes that are remembered over all runs: of history, and of what callers and workers put into states.
 const BYTES_KEPT: usize = 128 << 20;
 /// A run that counts for more than this is large.
@@ -105,6 +108,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[derive(Default)]
 pub(super) struct Cache {
     slots: Mutex<HashMap<RunId, Arc<Slot>>>,
+    /// The runs that were seen to have ended last, the oldest first.
+    closed: Mutex<VecDeque<RunId>>,
     uses: AtomicU64,
     bytes: AtomicUsize,
     /// Of them, those of large runs.
@@ -179,12 +184,16 @@ impl Cache {
             cached,
         };
         let mut known = lock(&slot.cached);
+        let is_closed = kept.cached.state.close.is_some();
+        let was_closed = known
+            .as_ref()
+            .is_some_and(|known| known.cached.state.close.is_some());
         if known
             .as_ref()
             .is_none_or(|known| known.cached.state.version <= kept.cached.state.version)
         {
             // Nobody works on a closed run: a large one is not worth its memory.
-            let is_kept = kept.cached.state.close.is_none() || kept.bytes <= LARGE;
+            let is_kept = !is_closed || kept.bytes <= LARGE;
             let before = if is_kept {
                 self.bytes.fetch_add(kept.bytes, Ordering::Relaxed);
                 self.large
@@ -198,8 +207,23 @@ impl Cache {
             }
         }
         drop(known);
+        if is_closed && !was_closed {
+            self.has_closed(slot.run);
+        }
         if self.large.load(Ordering::Relaxed) > LARGE_BYTES_KEPT {
             self.forget_large();
+        }
+    }
+
+    /// A run has ended: forgets the one that ended longest ago.
+    fn has_closed(&self, run: RunId) {
+        let oldest = {
+            let mut closed = lock(&self.closed);
+            closed.push_back(run);
+            (closed.len() > CLOSED_KEPT).then(|| closed.pop_front())
+        };
+        if let Some(oldest) = oldest.flatten() {
+            self.remove(oldest);
         }
     }
 
@@ -478,6 +502,26 @@ mod tests {
         write
     }
 
+    /// A write that ends the run after this one.
+    fn closed(begun: &RunWrite) -> RunWrite {
+        let mut closed = begun.clone();
+        let state = Arc::make_mut(&mut closed.next);
+        state.version += 1;
+        state.close = Some(Arc::new(Close {
+            reason: CloseReason::Completed,
+            at: Timestamp::from_micros(2),
+            event: 2,
+            output: None,
+            failure: None,
+            detail: None,
+            continued_to: None,
+            under_lease: None,
+        }));
+        closed.base = begun.next.version;
+        closed.events.clear();
+        closed
+    }
+
     /// Rule: large runs have a bound of their own, and leave small ones alone.
     #[test]
     fn large_runs_are_forgotten_first() {
@@ -512,25 +556,28 @@ mod tests {
             let write = begun(1, bytes);
             cache.written(&write, None);
             assert!(cache.known(write.next.id).is_some());
-            let mut closed = write.clone();
-            let state = Arc::make_mut(&mut closed.next);
-            state.version += 1;
-            state.close = Some(Arc::new(Close {
-                reason: CloseReason::Completed,
-                at: Timestamp::from_micros(2),
-                event: 2,
-                output: None,
-                failure: None,
-                detail: None,
-                continued_to: None,
-                under_lease: None,
-            }));
-            closed.base = write.next.version;
-            closed.events.clear();
+            let closed = closed(&write);
             cache.written(&closed, None);
             assert_eq!(cache.known(write.next.id).is_some(), stays, "{bytes} bytes");
             assert_eq!(cache.large.load(Ordering::Relaxed), 0);
         }
+    }
+
+    /// Rule: of the runs that have ended, the last are kept, for whoever waited for it.
+    #[test]
+    fn runs_that_have_ended_are_soon_forgotten() {
+        let cache = Cache::default();
+        let open = begun(0, 10);
+        cache.written(&open, None);
+        let ended: Vec<RunWrite> = (1..=CLOSED_KEPT + 1).map(|n| begun(n, 10)).collect();
+        for write in &ended {
+            cache.written(write, None);
+            cache.written(&closed(write), None);
+        }
+        let is_known = |write: &RunWrite| lock(&cache.slots).contains_key(&write.next.id);
+        assert!(is_known(&open));
+        let known: Vec<bool> = ended.iter().map(is_known).collect();
+        assert!(!known[0] && known[1..].iter().all(|is_known| *is_known));
     }
 
     #[test]
