@@ -36,6 +36,8 @@ const HISTORY_BYTES_PER_RUN: u64 = 64 << 10;
 
 /// Runs that one statement reads at most.
 const READ_AT_ONCE: usize = 16;
+/// Rest between two statements while runs are read in numbers.
+const READS_REST: Duration = Duration::from_millis(4);
 /// How long a run waits to be read with others before it is read alone.
 const TOGETHER: Duration = Duration::from_secs(1);
 
@@ -47,6 +49,7 @@ pub(super) fn reads(store: &Store) -> Reads {
     let pool = store.reads.clone();
     Grouped::start(
         READ_AT_ONCE,
+        READS_REST,
         |_| None,
         move |unread| {
             let pool = pool.clone();

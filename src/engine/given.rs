@@ -5,6 +5,7 @@
 //! looked for in the database, unless the worker is known to poll here only.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::error::Fault;
 use super::grouped::Grouped;
@@ -19,6 +20,8 @@ use crate::store::{Store, lease};
 
 /// Questions that one statement answers at most.
 const QUESTIONS_AT_ONCE: usize = 256;
+/// Rest between two statements while polls come in numbers.
+const QUESTIONS_REST: Duration = Duration::from_millis(8);
 
 /// Questions about repeats. A worker that polls at several nodes asks with every poll.
 pub(super) type Questions = Grouped<Question, Option<Given>>;
@@ -28,6 +31,7 @@ pub(super) fn questions(store: &Store) -> Questions {
     let pool = store.hot.clone();
     Grouped::start(
         QUESTIONS_AT_ONCE,
+        QUESTIONS_REST,
         |_| None,
         move |questions| {
             let pool = pool.clone();

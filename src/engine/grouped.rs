@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::future::Future;
+use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
 
@@ -19,10 +20,12 @@ type Asked<Q, A> = (Q, oneshot::Sender<Result<A, Fault>>);
 pub(super) struct Grouped<Q, A>(mpsc::Sender<Asked<Q, A>>);
 
 impl<Q: Send + 'static, A: Send + 'static> Grouped<Q, A> {
-    /// Starts the task that asks them, at most `batch` with one statement and about one task once. `answer`
-    /// answers a batch in its order.
+    /// Starts the task that asks them, at most `batch` with one statement and about one task once, and rests after
+    /// a statement that answered some, so that the next one answers more. `answer` answers a batch in its
+    /// order.
     pub fn start<W>(
         batch: usize,
+        rest: Duration,
         task: fn(&Q) -> Option<TaskId>,
         answer: impl Fn(Vec<Q>) -> W + Send + 'static,
     ) -> Self
@@ -44,6 +47,8 @@ impl<Q: Send + 'static, A: Send + 'static> Grouped<Q, A> {
                     });
                 waiting = later;
                 let (questions, senders): (Vec<_>, Vec<_>) = now.into_iter().unzip();
+                // Where a batch is full, more wait already.
+                let may_rest = senders.len() > 1 && senders.len() < batch;
                 // Whoever asked may have gone, and then has no use for the answer.
                 match answer(questions).await {
                     Ok(answers) => {
@@ -56,6 +61,9 @@ impl<Q: Send + 'static, A: Send + 'static> Grouped<Q, A> {
                             let _ = sender.send(Err(fault));
                         }
                     }
+                }
+                if may_rest && !rest.is_zero() {
+                    tokio::time::sleep(rest).await;
                 }
             }
         });
@@ -72,5 +80,54 @@ impl<Q: Send + 'static, A: Send + 'static> Grouped<Q, A> {
             .try_send((question, sender))
             .map_err(|_| Fault::Busy)?;
         answer.await.unwrap_or(Err(Fault::Unavailable))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise")]
+
+    use std::sync::{Arc, Mutex};
+
+    use futures_util::future::join_all;
+
+    use super::*;
+
+    /// Asks two questions at once and then three one after another, and says how many each statement answered.
+    async fn batches(batch: usize) -> Vec<usize> {
+        let sizes = Arc::new(Mutex::new(Vec::new()));
+        let noted = Arc::clone(&sizes);
+        let rest = Duration::from_millis(500);
+        let grouped = Grouped::start(
+            batch,
+            rest,
+            |_: &u32| None,
+            move |questions: Vec<u32>| {
+                noted.lock().unwrap().push(questions.len());
+                async move { Ok(questions) }
+            },
+        );
+        let answers = join_all([grouped.ask(1), grouped.ask(2)]).await;
+        assert_eq!(answers, [Ok(1), Ok(2)]);
+        let grouped = Arc::new(grouped);
+        let mut asked = Vec::new();
+        for question in 3..=5 {
+            let grouped = Arc::clone(&grouped);
+            asked.push(tokio::spawn(async move { grouped.ask(question).await }));
+            for _ in 0..10 {
+                tokio::task::yield_now().await;
+            }
+        }
+        for (place, answer) in join_all(asked).await.into_iter().enumerate() {
+            assert_eq!(answer.unwrap(), Ok(3 + place as u32));
+        }
+        let sizes = sizes.lock().unwrap().clone();
+        sizes
+    }
+
+    #[tokio::test]
+    async fn what_is_asked_in_numbers_is_answered_in_larger_numbers() {
+        assert_eq!(batches(100).await, [2, 3]);
+        assert_eq!(batches(2).await, [2, 1, 1, 1], "a full batch does not rest");
     }
 }

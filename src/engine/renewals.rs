@@ -1,5 +1,7 @@
 //! Renewals of leases, grouped: heartbeats of many workers are one statement.
 
+use std::time::Duration;
+
 use super::grouped::Grouped;
 use crate::store::Store;
 use crate::store::lease::{self, Renewal, Renewed};
@@ -12,6 +14,7 @@ pub(super) fn start(store: &Store, batch: usize) -> Renewals {
     let pool = store.hot.clone();
     Grouped::start(
         batch,
+        Duration::ZERO,
         |renewal| Some(renewal.task),
         move |renewals| {
             let pool = pool.clone();
