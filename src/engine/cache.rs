@@ -4,7 +4,8 @@
 //! A state here is never trusted further than the fence of the next write; dropping it is always safe.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::future::ready;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -22,9 +23,11 @@ use crate::store::load::{self, Batch, News, Unread};
 
 /// Runs that are remembered.
 const RUNS_KEPT: usize = 20_000;
-/// Of them, those that have ended: for whoever waited for it. Memory that is soon used again costs less than
-/// memory that was left alone for seconds.
+/// Of them, those that have ended. Few ask for one after its end, and memory that is used again at once costs
+/// less than memory that was left alone for seconds.
 const CLOSED_KEPT: usize = 512;
+/// Runs that have ended and were used since, that are passed by to find one that was not.
+const PASSED_BY: usize = 4;
 /// Bytes that are remembered over all runs: of history, and of what callers and workers put into states.
 const BYTES_KEPT: usize = 128 << 20;
 /// A run that counts for more than this is large.
@@ -36,8 +39,6 @@ const HISTORY_BYTES_PER_RUN: u64 = 64 << 10;
 
 /// Runs that one statement reads at most.
 const READ_AT_ONCE: usize = 16;
-/// Rest between two statements while runs are read in numbers.
-const READS_REST: Duration = Duration::from_millis(4);
 /// How long a run waits to be read with others before it is read alone.
 const TOGETHER: Duration = Duration::from_secs(1);
 
@@ -49,12 +50,12 @@ pub(super) fn reads(store: &Store) -> Reads {
     let pool = store.reads.clone();
     Grouped::start(
         READ_AT_ONCE,
-        READS_REST,
         |_| None,
         move |unread| {
             let pool = pool.clone();
             async move { Ok(load::batches_of_many(&pool, &unread).await?) }
         },
+        |_, _| ready(()),
     )
 }
 
@@ -80,6 +81,13 @@ struct Kept {
 }
 
 impl Slot {
+    /// What it kept, which it does no more.
+    fn end(&self) -> Option<Kept> {
+        let mut cached = lock(&self.cached);
+        self.is_gone.store(true, Ordering::Relaxed);
+        cached.take()
+    }
+
     fn known(&self) -> Option<Cached> {
         lock(&self.cached).as_ref().map(|kept| kept.cached.clone())
     }
@@ -89,6 +97,8 @@ struct Slot {
     run: RunId,
     cached: Mutex<Option<Kept>>,
     used: AtomicU64,
+    /// It is no longer found under its run, and keeps nothing; changed and read under the lock of what it keeps.
+    is_gone: AtomicBool,
     moved: Notify,
 }
 
@@ -111,8 +121,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[derive(Default)]
 pub(super) struct Cache {
     slots: Mutex<HashMap<RunId, Arc<Slot>>>,
-    /// The runs that were seen to have ended last, the oldest first.
-    closed: Mutex<VecDeque<RunId>>,
+    /// The runs that have ended, those first that were not used for longest, each with its use before it was
+    /// looked at last.
+    closed: Mutex<VecDeque<(RunId, u64)>>,
     uses: AtomicU64,
     bytes: AtomicUsize,
     /// Of them, those of large runs.
@@ -134,6 +145,7 @@ impl Cache {
             run,
             cached: Mutex::default(),
             used: AtomicU64::new(used),
+            is_gone: AtomicBool::new(false),
             moved: Notify::new(),
         });
         slots.insert(run, Arc::clone(&slot));
@@ -148,7 +160,13 @@ impl Cache {
             .collect();
         uses.sort_unstable();
         let horizon = uses.get(uses.len() / 4).copied().unwrap_or(0);
-        slots.retain(|_, slot| slot.used.load(Ordering::Relaxed) > horizon);
+        slots.retain(|_, slot| {
+            let stays = slot.used.load(Ordering::Relaxed) > horizon;
+            if !stays {
+                slot.end();
+            }
+            stays
+        });
         let (mut bytes, mut large) = (0, 0);
         for slot in slots.values() {
             let kept = lock(&slot.cached).as_ref().map_or(0, |kept| kept.bytes);
@@ -187,16 +205,21 @@ impl Cache {
             cached,
         };
         let mut known = lock(&slot.cached);
+        if slot.is_gone.load(Ordering::Relaxed) {
+            return;
+        }
         let is_closed = kept.cached.state.close.is_some();
         let was_closed = known
             .as_ref()
             .is_some_and(|known| known.cached.state.close.is_some());
+        let mut has_closed = false;
         if known
             .as_ref()
             .is_none_or(|known| known.cached.state.version <= kept.cached.state.version)
         {
             // Nobody works on a closed run: a large one is not worth its memory.
             let is_kept = !is_closed || kept.bytes <= LARGE;
+            has_closed = is_kept && is_closed && !was_closed;
             let before = if is_kept {
                 self.bytes.fetch_add(kept.bytes, Ordering::Relaxed);
                 self.large
@@ -210,23 +233,40 @@ impl Cache {
             }
         }
         drop(known);
-        if is_closed && !was_closed {
-            self.has_closed(slot.run);
+        if has_closed {
+            self.has_closed(slot);
         }
         if self.large.load(Ordering::Relaxed) > LARGE_BYTES_KEPT {
             self.forget_large();
         }
     }
 
-    /// A run has ended: forgets the one that ended longest ago.
-    fn has_closed(&self, run: RunId) {
-        let oldest = {
-            let mut closed = lock(&self.closed);
-            closed.push_back(run);
-            (closed.len() > CLOSED_KEPT).then(|| closed.pop_front())
-        };
-        if let Some(oldest) = oldest.flatten() {
-            self.remove(oldest);
+    /// A run that has ended is kept: another one is not, if there are too many.
+    fn has_closed(&self, slot: &Slot) {
+        let mut closed = lock(&self.closed);
+        closed.push_back((slot.run, slot.used.load(Ordering::Relaxed)));
+        if closed.len() <= CLOSED_KEPT {
+            return;
+        }
+        for _ in 0..PASSED_BY {
+            let Some(&(run, before)) = closed.front() else {
+                return;
+            };
+            let used = lock(&self.slots)
+                .get(&run)
+                .map(|slot| slot.used.load(Ordering::Relaxed));
+            match used {
+                Some(used) if used != before => {
+                    closed.pop_front();
+                    closed.push_back((run, used));
+                }
+                _ => break,
+            }
+        }
+        let oldest = closed.pop_front();
+        drop(closed);
+        if let Some((run, _)) = oldest {
+            self.remove(run);
         }
     }
 
@@ -265,7 +305,7 @@ impl Cache {
     /// A run that is gone is remembered no more.
     pub fn remove(&self, run: RunId) {
         let slot = lock(&self.slots).remove(&run);
-        if let Some(kept) = slot.and_then(|slot| lock(&slot.cached).take()) {
+        if let Some(kept) = slot.and_then(|slot| slot.end()) {
             self.let_go(kept.bytes);
         }
     }
@@ -274,7 +314,11 @@ impl Cache {
     pub fn forget_where(&self, is_useless: impl Fn(&RunState) -> bool) {
         let mut bytes = 0;
         lock(&self.slots).retain(|_, slot| {
-            let useless = lock(&slot.cached).take_if(|kept| is_useless(&kept.cached.state));
+            let mut cached = lock(&slot.cached);
+            let useless = cached.take_if(|kept| is_useless(&kept.cached.state));
+            if useless.is_some() {
+                slot.is_gone.store(true, Ordering::Relaxed);
+            }
             bytes += useless.as_ref().map_or(0, |kept| kept.bytes);
             useless.is_none()
         });
@@ -581,6 +625,36 @@ mod tests {
         assert!(is_known(&open));
         let known: Vec<bool> = ended.iter().map(is_known).collect();
         assert!(!known[0] && known[1..].iter().all(|is_known| *is_known));
+        // One that is asked for stays, and a few only are passed by for it.
+        for write in &ended[1..=PASSED_BY + 1] {
+            assert!(cache.known(write.next.id).is_some());
+        }
+        let another = |n: usize| cache.written(&closed(&begun(CLOSED_KEPT + n, 10)), None);
+        another(2);
+        assert!(
+            !is_known(&ended[PASSED_BY + 1]),
+            "not all of them are passed by"
+        );
+        assert!(ended[1..=PASSED_BY].iter().all(is_known));
+        another(3);
+        assert!(ended[1..=PASSED_BY].iter().all(is_known));
+        assert!(
+            !is_known(&ended[PASSED_BY + 2]),
+            "the next one that nobody asked for"
+        );
+    }
+
+    /// Rule: a run that is forgotten while somebody works on it counts for nothing afterwards.
+    #[test]
+    fn what_is_kept_for_a_forgotten_run_is_not_counted() {
+        let cache = Cache::default();
+        let write = begun(1, 10);
+        cache.written(&write, None);
+        let held = cache.slot(write.next.id);
+        let cached = held.known().unwrap();
+        cache.remove(write.next.id);
+        cache.keep(&held, cached);
+        assert_eq!(cache.bytes.load(Ordering::Relaxed), 0);
     }
 
     #[test]

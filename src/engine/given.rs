@@ -5,7 +5,7 @@
 //! looked for in the database, unless the worker is known to poll here only.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::error::Fault;
 use super::grouped::Grouped;
@@ -20,8 +20,11 @@ use crate::store::{Store, lease};
 
 /// Questions that one statement answers at most.
 const QUESTIONS_AT_ONCE: usize = 256;
-/// Rest between two statements while polls come in numbers.
-const QUESTIONS_REST: Duration = Duration::from_millis(8);
+/// Questions of one statement from which on the next one waits for more. Where fewer polls come, each is answered
+/// at once.
+const MANY: usize = 8;
+/// Time from the beginning of one statement to that of the next while there are many.
+const QUESTIONS_INTERVAL: Duration = Duration::from_millis(8);
 
 /// Questions about repeats. A worker that polls at several nodes asks with every poll.
 pub(super) type Questions = Grouped<Question, Option<Given>>;
@@ -31,13 +34,21 @@ pub(super) fn questions(store: &Store) -> Questions {
     let pool = store.hot.clone();
     Grouped::start(
         QUESTIONS_AT_ONCE,
-        QUESTIONS_REST,
         |_| None,
         move |questions| {
             let pool = pool.clone();
             async move { Ok(given::to_polls(&pool, &questions).await?) }
         },
+        rest,
     )
+}
+
+/// Rests after a statement with so many questions that began at this time. Where they filled it, more wait
+/// already.
+async fn rest(asked: usize, begun: Instant) {
+    if (MANY..QUESTIONS_AT_ONCE).contains(&asked) {
+        tokio::time::sleep_until((begun + QUESTIONS_INTERVAL).into()).await;
+    }
 }
 
 /// Why a repeat is refused.

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use std::future::Future;
-use std::time::Duration;
+use std::time::Instant;
 
 use tokio::sync::{mpsc, oneshot};
 
@@ -20,17 +20,17 @@ type Asked<Q, A> = (Q, oneshot::Sender<Result<A, Fault>>);
 pub(super) struct Grouped<Q, A>(mpsc::Sender<Asked<Q, A>>);
 
 impl<Q: Send + 'static, A: Send + 'static> Grouped<Q, A> {
-    /// Starts the task that asks them, at most `batch` with one statement and about one task once, and rests after
-    /// a statement that answered some, so that the next one answers more. `answer` answers a batch in its
-    /// order.
-    pub fn start<W>(
+    /// Starts the task that asks them, at most `batch` with one statement and about one task once. `answer`
+    /// answers a batch in its order; `rest` is awaited after each with its size and its beginning.
+    pub fn start<W, R>(
         batch: usize,
-        rest: Duration,
         task: fn(&Q) -> Option<TaskId>,
         answer: impl Fn(Vec<Q>) -> W + Send + 'static,
+        rest: impl Fn(usize, Instant) -> R + Send + 'static,
     ) -> Self
     where
         W: Future<Output = Result<Vec<A>, Fault>> + Send,
+        R: Future<Output = ()> + Send,
     {
         let (sender, mut queue) = mpsc::channel::<Asked<Q, A>>(QUEUE_BOUND);
         tokio::spawn(async move {
@@ -47,8 +47,7 @@ impl<Q: Send + 'static, A: Send + 'static> Grouped<Q, A> {
                     });
                 waiting = later;
                 let (questions, senders): (Vec<_>, Vec<_>) = now.into_iter().unzip();
-                // Where a batch is full, more wait already.
-                let may_rest = senders.len() > 1 && senders.len() < batch;
+                let (asked, begun) = (senders.len(), Instant::now());
                 // Whoever asked may have gone, and then has no use for the answer.
                 match answer(questions).await {
                     Ok(answers) => {
@@ -62,9 +61,7 @@ impl<Q: Send + 'static, A: Send + 'static> Grouped<Q, A> {
                         }
                     }
                 }
-                if may_rest && !rest.is_zero() {
-                    tokio::time::sleep(rest).await;
-                }
+                rest(asked, begun).await;
             }
         });
         Self(sender)
@@ -90,44 +87,43 @@ mod tests {
     use std::sync::{Arc, Mutex};
 
     use futures_util::future::join_all;
+    use tokio::sync::Semaphore;
 
     use super::*;
 
-    /// Asks two questions at once and then three one after another, and says how many each statement answered.
-    async fn batches(batch: usize) -> Vec<usize> {
+    #[tokio::test]
+    async fn what_is_asked_during_a_rest_is_answered_together() {
         let sizes = Arc::new(Mutex::new(Vec::new()));
-        let noted = Arc::clone(&sizes);
-        let rest = Duration::from_millis(500);
+        let rests = Arc::new(Semaphore::new(0));
+        let (noted, rested) = (Arc::clone(&sizes), Arc::clone(&rests));
         let grouped = Grouped::start(
-            batch,
-            rest,
+            100,
             |_: &u32| None,
-            move |questions: Vec<u32>| {
-                noted.lock().unwrap().push(questions.len());
-                async move { Ok(questions) }
+            |questions: Vec<u32>| async { Ok(questions) },
+            move |asked, _| {
+                noted.lock().unwrap().push(asked);
+                let rested = Arc::clone(&rested);
+                async move { rested.acquire().await.unwrap().forget() }
             },
         );
-        let answers = join_all([grouped.ask(1), grouped.ask(2)]).await;
-        assert_eq!(answers, [Ok(1), Ok(2)]);
+        assert_eq!(grouped.ask(1).await, Ok(1));
         let grouped = Arc::new(grouped);
-        let mut asked = Vec::new();
-        for question in 3..=5 {
-            let grouped = Arc::clone(&grouped);
-            asked.push(tokio::spawn(async move { grouped.ask(question).await }));
-            for _ in 0..10 {
-                tokio::task::yield_now().await;
-            }
-        }
-        for (place, answer) in join_all(asked).await.into_iter().enumerate() {
-            assert_eq!(answer.unwrap(), Ok(3 + place as u32));
-        }
-        let sizes = sizes.lock().unwrap().clone();
-        sizes
-    }
-
-    #[tokio::test]
-    async fn what_is_asked_in_numbers_is_answered_in_larger_numbers() {
-        assert_eq!(batches(100).await, [2, 3]);
-        assert_eq!(batches(2).await, [2, 1, 1, 1], "a full batch does not rest");
+        let asked: Vec<_> = (2..=4)
+            .map(|question| {
+                let grouped = Arc::clone(&grouped);
+                tokio::spawn(async move { grouped.ask(question).await })
+            })
+            .collect();
+        // On one thread each of them has asked before this goes on.
+        tokio::task::yield_now().await;
+        assert_eq!(*sizes.lock().unwrap(), [1], "it rests");
+        rests.add_permits(1);
+        let answers: Vec<_> = join_all(asked)
+            .await
+            .into_iter()
+            .map(Result::unwrap)
+            .collect();
+        assert_eq!(answers, [Ok(2), Ok(3), Ok(4)]);
+        assert_eq!(*sizes.lock().unwrap(), [1, 3]);
     }
 }

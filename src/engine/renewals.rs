@@ -1,6 +1,6 @@
 //! Renewals of leases, grouped: heartbeats of many workers are one statement.
 
-use std::time::Duration;
+use std::future::ready;
 
 use super::grouped::Grouped;
 use crate::store::Store;
@@ -14,11 +14,11 @@ pub(super) fn start(store: &Store, batch: usize) -> Renewals {
     let pool = store.hot.clone();
     Grouped::start(
         batch,
-        Duration::ZERO,
         |renewal| Some(renewal.task),
         move |renewals| {
             let pool = pool.clone();
             async move { Ok(lease::renew(&pool, &renewals).await?) }
         },
+        |_, _| ready(()),
     )
 }
