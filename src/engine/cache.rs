@@ -25,7 +25,7 @@ use crate::store::load::{self, Batch, News, Unread};
 const RUNS_KEPT: usize = 20_000;
 /// Of them, those that have ended. Few ask for one after its end, and memory that is used again at once costs
 /// less than memory that was left alone for seconds.
-const CLOSED_KEPT: usize = 512;
+const CLOSED_KEPT: usize = 128;
 /// Runs that have ended and were used since, that are passed by to find one that was not.
 const PASSED_BY: usize = 4;
 /// Bytes that are remembered over all runs: of history, and of what callers and workers put into states.
