@@ -3,7 +3,7 @@
 //!
 //! A state here is never trusted further than the fence of the next write; dropping it is always safe.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::future::ready;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,6 +18,7 @@ use super::grouped::Grouped;
 use crate::domain::decision::RunWrite;
 use crate::domain::ids::RunId;
 use crate::domain::run::{RunState, StoredBatch, fold};
+use crate::matching::IdMap;
 use crate::store::Store;
 use crate::store::load::{self, Batch, News, Unread};
 
@@ -120,7 +121,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// All runs of this node's memory.
 #[derive(Default)]
 pub(super) struct Cache {
-    slots: Mutex<HashMap<RunId, Arc<Slot>>>,
+    slots: Mutex<IdMap<RunId, Arc<Slot>>>,
     /// The runs that have ended, those first that were not used for longest, each with its use before it was
     /// looked at last.
     closed: Mutex<VecDeque<(RunId, u64)>>,
@@ -153,7 +154,7 @@ impl Cache {
     }
 
     /// Drops the least recently used quarter.
-    fn evict(&self, slots: &mut HashMap<RunId, Arc<Slot>>) {
+    fn evict(&self, slots: &mut IdMap<RunId, Arc<Slot>>) {
         let mut uses: Vec<u64> = slots
             .values()
             .map(|slot| slot.used.load(Ordering::Relaxed))

@@ -1,7 +1,7 @@
 //! Claims in the order of hand-outs. A queue whose tasks are all alike is claimed from in one statement;
 //! one where classes take turns, or where workers keep runs in memory, is looked at first.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::{Core, Fault};
@@ -9,7 +9,7 @@ use crate::domain::dispatch::{self, Candidate, Shares};
 use crate::domain::ids::{TaskId, WorkerId};
 use crate::domain::routing::{DEFAULT_PRIORITY, Poller, Profile, Routing, TaskKind};
 use crate::domain::time::Timestamp;
-use crate::matching::QueueKey;
+use crate::matching::{IdMap, QueueKey};
 use crate::store::claim::{self, Claimed};
 use crate::store::dispatch::{After, Begin, look, take};
 use crate::store::pool::Transaction;
@@ -29,10 +29,10 @@ struct Turn {
 
 /// Queues where more counts than priority and age, and what their classes have had on this node.
 #[derive(Debug, Default)]
-pub(super) struct Turns(Mutex<HashMap<QueueKey, Turn>>);
+pub(super) struct Turns(Mutex<IdMap<QueueKey, Turn>>);
 
 impl Turns {
-    fn map(&self) -> MutexGuard<'_, HashMap<QueueKey, Turn>> {
+    fn map(&self) -> MutexGuard<'_, IdMap<QueueKey, Turn>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

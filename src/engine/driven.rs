@@ -13,22 +13,22 @@ type Work<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// Work that its caller drives by awaiting it. A caller that goes away in the middle leaves it to the
 /// engine's runtime. A task of its own from the beginning would cost two changes of thread.
-pub(super) struct Driven<T: Send + 'static> {
+pub(super) struct Driven<'a, T: Send + 'static> {
     work: Option<Work<T>>,
-    runtime: Handle,
+    runtime: &'a Handle,
 }
 
-impl<T: Send + 'static> Driven<T> {
+impl<'a, T: Send + 'static> Driven<'a, T> {
     /// Takes work over; it begins when it is awaited, or dropped.
-    pub fn new(runtime: &Handle, work: impl Future<Output = T> + Send + 'static) -> Self {
+    pub fn new(runtime: &'a Handle, work: impl Future<Output = T> + Send + 'static) -> Self {
         Self {
             work: Some(Box::pin(work)),
-            runtime: runtime.clone(),
+            runtime,
         }
     }
 }
 
-impl<T: Send + 'static> Future for Driven<T> {
+impl<T: Send + 'static> Future for Driven<'_, T> {
     /// [`Fault::Bug`] for work that panicked; what it held was dropped.
     type Output = Result<T, Fault>;
 
@@ -52,7 +52,7 @@ impl<T: Send + 'static> Future for Driven<T> {
     }
 }
 
-impl<T: Send + 'static> Drop for Driven<T> {
+impl<T: Send + 'static> Drop for Driven<'_, T> {
     fn drop(&mut self) {
         if let Some(work) = self.work.take() {
             self.runtime.spawn(work);
@@ -76,7 +76,8 @@ mod tests {
     async fn work_ends_although_its_caller_has_gone() {
         let (go, gone) = oneshot::channel::<()>();
         let (done, is_done) = oneshot::channel();
-        let mut work = Box::pin(Driven::new(&Handle::current(), async move {
+        let runtime = Handle::current();
+        let mut work = Box::pin(Driven::new(&runtime, async move {
             gone.await.unwrap();
             done.send(7).unwrap();
         }));
@@ -99,7 +100,8 @@ mod tests {
     #[tokio::test]
     async fn a_panic_is_a_fault_and_drops_what_the_work_held() {
         let (held, dropped) = oneshot::channel::<()>();
-        let work = Driven::new(&Handle::current(), async move {
+        let runtime = Handle::current();
+        let work = Driven::new(&runtime, async move {
             let _held = held;
             tokio::task::yield_now().await;
             panic!("on purpose");

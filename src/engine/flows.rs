@@ -8,7 +8,7 @@ use std::time::Instant;
 use super::{Core, Engine, Fault};
 use crate::domain::ids::{Namespace, TaskQueue};
 use crate::domain::list::Flow;
-use crate::matching::QueueKey;
+use crate::matching::{IdMap, QueueKey};
 use crate::store::flows;
 
 /// Queues that are counted; while as many are busy, others are not.
@@ -60,7 +60,7 @@ impl Ring {
 
 #[derive(Debug, Default)]
 struct Counted {
-    rings: HashMap<Name, Ring>,
+    rings: IdMap<Name, Ring>,
     /// Queues whose counts other nodes were told and were not zero.
     told: HashSet<Name>,
 }

@@ -1,12 +1,11 @@
 //! Queues whose tasks are late: polls wait for them in numbers, and still are handed what was ready long ago, so
 //! that not the workers but this server or its database is the limit. New workflows would only wait there.
 
-use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::domain::routing::TaskKind;
-use crate::matching::QueueKey;
+use crate::matching::{IdMap, QueueKey};
 
 /// A task that was ready for so long when it was handed out is late.
 const LATE_MS: u64 = 1_000;
@@ -19,10 +18,10 @@ const QUEUES_KEPT: usize = 1_000;
 
 /// The queues that are late on this node, and until when.
 #[derive(Debug, Default)]
-pub(super) struct Late(Mutex<HashMap<QueueKey, Instant>>);
+pub(super) struct Late(Mutex<IdMap<QueueKey, Instant>>);
 
 impl Late {
-    fn map(&self) -> MutexGuard<'_, HashMap<QueueKey, Instant>> {
+    fn map(&self) -> MutexGuard<'_, IdMap<QueueKey, Instant>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -2,12 +2,11 @@
 //! lease, and a repeated poll about its task, without reading the row. Forgetting an entry costs a
 //! read, nothing else.
 
-use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::domain::ids::TaskId;
 use crate::domain::routing::{Poller, TaskKind};
-use crate::matching::{GrantedLease, WorkerKey};
+use crate::matching::{GrantedLease, IdMap, WorkerKey};
 
 /// Entries that are kept; beyond this everything is forgotten and read again when it is needed.
 const KEPT: usize = 200_000;
@@ -35,13 +34,13 @@ pub(super) struct Known {
 
 #[derive(Debug, Default)]
 struct Held {
-    tasks: HashMap<TaskId, Known>,
-    polls: HashMap<PollName, (GrantedLease, Poller)>,
+    tasks: IdMap<TaskId, Known>,
+    polls: IdMap<PollName, (GrantedLease, Poller)>,
     /// Workers that registered here, each with its epoch, and as far as is known poll nowhere else: a
     /// registration begins without leases, so that all of theirs are known here.
-    homes: HashMap<WorkerKey, u64>,
+    homes: IdMap<WorkerKey, u64>,
     /// Workers of which the other nodes were told that they poll here too, each with its epoch.
-    guests: HashMap<WorkerKey, u64>,
+    guests: IdMap<WorkerKey, u64>,
 }
 
 impl Held {

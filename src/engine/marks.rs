@@ -6,14 +6,13 @@
 //! was locked when a claim came by, a hint that was lost) is found by a look from the start, which is due
 //! from time to time.
 
-use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::domain::dispatch::Position;
 use crate::domain::routing::{DEFAULT_PRIORITY, Profile};
 use crate::domain::time::Timestamp;
-use crate::matching::QueueKey;
+use crate::matching::{IdMap, QueueKey};
 
 /// Queues whose marks are remembered; claims of one that is forgotten begin at the start again.
 const QUEUES_KEPT: usize = 10_000;
@@ -60,7 +59,7 @@ impl Queue {
 
 #[derive(Debug, Default)]
 struct Inner {
-    queues: HashMap<QueueKey, Queue>,
+    queues: IdMap<QueueKey, Queue>,
     next_look: u64,
 }
 

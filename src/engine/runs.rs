@@ -1,7 +1,7 @@
 //! One line of inputs per run: those that wait together are decided in order on one state and written
 //! as one.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::oneshot;
@@ -15,6 +15,7 @@ use crate::domain::decision::Decision;
 use crate::domain::ids::RunId;
 use crate::domain::run::{Input, Refusal, Reply, RunState, Verdict, decide};
 use crate::domain::time::Timestamp;
+use crate::matching::IdMap;
 
 /// Inputs that are written as one.
 const MERGED_INPUTS: usize = 64;
@@ -43,10 +44,10 @@ struct Job {
 
 /// The lines of the runs that somebody works off; a run without inputs has none.
 #[derive(Default)]
-pub(super) struct Lines(Mutex<HashMap<RunId, VecDeque<Job>>>);
+pub(super) struct Lines(Mutex<IdMap<RunId, VecDeque<Job>>>);
 
 impl Lines {
-    fn lines(&self) -> MutexGuard<'_, HashMap<RunId, VecDeque<Job>>> {
+    fn lines(&self) -> MutexGuard<'_, IdMap<RunId, VecDeque<Job>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -13,7 +13,7 @@ use crate::domain::routing::TaskKind;
 use crate::domain::worker::{
     self, Beat, Description, Refused, Registration, Standing, WorkerStatus,
 };
-use crate::matching::{Ended, QueueKey, WorkerKey};
+use crate::matching::{Ended, IdMap, QueueKey, WorkerKey};
 use crate::store::{claim, deregistrations, lease, rollouts, workers};
 
 /// How long a registration is believed without hearing of it; other nodes tell of changes.
@@ -76,12 +76,12 @@ impl From<Fault> for RegisterError {
 /// What was read before a change must not be believed after it.
 #[derive(Debug, Default)]
 pub(super) struct Known {
-    workers: Mutex<HashMap<WorkerKey, (Arc<Registration>, Instant)>>,
+    workers: Mutex<IdMap<WorkerKey, (Arc<Registration>, Instant)>>,
     changes: AtomicU64,
 }
 
 impl Known {
-    fn map(&self) -> MutexGuard<'_, HashMap<WorkerKey, (Arc<Registration>, Instant)>> {
+    fn map(&self) -> MutexGuard<'_, IdMap<WorkerKey, (Arc<Registration>, Instant)>> {
         self.workers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -1,7 +1,12 @@
 //! Names of what polls wait on and who waits, and why a waiting one ends.
 
+use std::collections::HashMap;
+
 use crate::domain::ids::{Namespace, TaskQueue, WorkerId};
 use crate::domain::routing::{Routing, TaskKind};
+
+/// A map by ids or keys: each request looks several of them up. What keys its hash is drawn anew in each process.
+pub type IdMap<K, V> = HashMap<K, V, foldhash::fast::RandomState>;
 
 /// A queue of one kind of task.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

@@ -8,6 +8,6 @@ mod registry;
 mod wakes;
 
 pub use grant::{Grant, GrantedLease, Releases};
-pub use keys::{Ended, QueueKey, WorkerKey};
+pub use keys::{Ended, IdMap, QueueKey, WorkerKey};
 pub use registry::{Guard, Registry, Reserved, Waiting};
 pub use wakes::Wakes;

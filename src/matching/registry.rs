@@ -1,13 +1,13 @@
 //! Parked polls by queue. One is woken per task, the one that has waited longest.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 
 use super::grant::Grant;
-use super::keys::{Ended, QueueKey, WorkerKey};
+use super::keys::{Ended, IdMap, QueueKey, WorkerKey};
 use super::parked::{Parked, Slot, Word};
 use crate::domain::ids::Namespace;
 use crate::domain::routing::{Poller, Profile, Routing, TaskKind};
@@ -103,10 +103,10 @@ fn recheck_pause(now: Instant) -> Duration {
 
 #[derive(Debug, Default)]
 struct Inner {
-    queues: HashMap<QueueKey, Queue>,
-    workers: HashMap<WorkerKey, BTreeMap<u64, Arc<Parked>>>,
+    queues: IdMap<QueueKey, Queue>,
+    workers: IdMap<WorkerKey, BTreeMap<u64, Arc<Parked>>>,
     /// Polls that have a name, by it: of each there is one, or a few while it is repeated.
-    named: HashMap<(WorkerKey, Arc<str>), Vec<Arc<Parked>>>,
+    named: IdMap<(WorkerKey, Arc<str>), Vec<Arc<Parked>>>,
     next_ticket: u64,
     /// Polls for other tasks than queries, and those for queries.
     parked: [usize; 2],

@@ -85,7 +85,7 @@ const LAYERS: &[Layer] = &[
         name: "matching",
         owns: "parked polls and hand-off, in memory",
         imports: &["domain"],
-        crates: &["tokio", "uuid"],
+        crates: &["foldhash", "tokio", "uuid"],
     },
     Layer {
         name: "store",

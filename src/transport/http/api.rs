@@ -1,5 +1,6 @@
-//! What every handler of this server shares: built once, cloned cheaply.
+//! What every handler of this server shares: built once, with a copy for each thread of what goes into every answer.
 
+use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -32,8 +33,6 @@ pub struct Api {
     pub gate: Gate,
     /// The advertised worker protocol version.
     pub advertised: Advertised,
-    /// It, as a header: digits and a dot.
-    pub version_header: HeaderValue,
     /// What this build can do.
     pub supported: Supported,
     /// Commands that a workflow task may be completed with.
@@ -42,8 +41,6 @@ pub struct Api {
     pub timing: Timing,
     /// Version and capabilities, in front of every answer of the worker plane.
     pub envelope: Arc<EnvelopeBytes>,
-    /// Its beginning, shared by all answers.
-    pub envelope_head: Bytes,
     /// Name of this node.
     pub server_id: String,
     /// Which routes exist, to tell 404 from 405.
@@ -86,13 +83,10 @@ impl Api {
         let envelope = EnvelopeBytes::new(&advertised, &capabilities);
         Ok(Self {
             gate: Gate::new(settings.auth.token.as_ref().map(|token| token.reveal())),
-            envelope_head: Bytes::copy_from_slice(envelope.head()),
             envelope: Arc::new(envelope),
             engine,
             settings,
             commands: supported.commands(&advertised).collect(),
-            version_header: HeaderValue::from_str(&advertised.to_string())
-                .unwrap_or(HeaderValue::from_static("")),
             advertised,
             supported,
             timing,
@@ -136,6 +130,36 @@ impl Api {
     /// Whether the node is about to stop.
     pub fn is_stopping(&self) -> bool {
         self.stopping.load(Ordering::Acquire)
+    }
+}
+
+/// The state as one thread has it, with copies of what goes into every answer: threads that count the references
+/// to one thing wait for each other.
+pub struct Local {
+    api: Arc<Api>,
+    /// The beginning of the envelope.
+    pub envelope_head: Bytes,
+    /// The advertised version as a header: digits and a dot.
+    pub version_header: HeaderValue,
+}
+
+impl Local {
+    /// For the thread that calls this.
+    pub fn new(api: Arc<Api>) -> Self {
+        Self {
+            envelope_head: Bytes::copy_from_slice(api.envelope.head()),
+            version_header: HeaderValue::from_str(&api.advertised.to_string())
+                .unwrap_or(HeaderValue::from_static("")),
+            api,
+        }
+    }
+}
+
+impl Deref for Local {
+    type Target = Api;
+
+    fn deref(&self) -> &Api {
+        &self.api
     }
 }
 

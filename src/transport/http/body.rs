@@ -108,18 +108,27 @@ pub fn digest(body: &[u8]) -> Digest {
 pub fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<Result<T, Problems>, BadBody> {
     let body = body.trim_ascii();
     let body = if body.is_empty() { b"{}" } else { body };
-    // Fields that are kept as text or ignored are not looked into below, and broken JSON comes first.
-    if let Err(error) = Whole::check(body) {
+    // Looked through once here, each text needs no look of its own below.
+    let text = std::str::from_utf8(body);
+    // Fields that are kept as text or ignored are not looked into below, and broken JSON comes first. Of what is no
+    // text the reader says best where.
+    let checked = match text {
+        Ok(text) => Whole::check(serde_json::Deserializer::from_str(text)),
+        Err(_) => Whole::check(serde_json::Deserializer::from_slice(body)),
+    };
+    if let Err(error) = checked {
         return Err(match error.classify() {
             // The only thing that is wrong with a value that is JSON.
             Category::Data => BadBody::TooDeep,
             _ => BadBody::Malformed(error.to_string()),
         });
     }
+    // What was read is text.
+    let text = text.map_err(|error| BadBody::Malformed(error.to_string()))?;
     if body.first() != Some(&b'{') {
         return Ok(Err(Problems::of("body", "must be an object")));
     }
-    let error = match read_typed(body) {
+    let error = match read_typed(text) {
         Ok(value) => return Ok(nul_free(body).map(|()| value)),
         Err(error) => error,
     };
@@ -134,12 +143,12 @@ pub fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<Result<T, Problems>, Ba
 /// Reads JSON into a type. Keeping track of the path costs more than reading: only what fails is read
 /// once more for it.
 fn read_typed<T: DeserializeOwned>(
-    json: &[u8],
+    json: &str,
 ) -> Result<T, serde_path_to_error::Error<serde_json::Error>> {
-    if let Ok(value) = serde_json::from_slice(json) {
+    if let Ok(value) = serde_json::from_str(json) {
         return Ok(value);
     }
-    serde_path_to_error::deserialize(&mut serde_json::Deserializer::from_slice(json))
+    serde_path_to_error::deserialize(&mut serde_json::Deserializer::from_str(json))
 }
 
 /// The path to a field of a wrong type, empty for the whole, and what is wrong with it.
@@ -161,7 +170,7 @@ pub fn typed<T: DeserializeOwned>(json: &str) -> Result<T, (String, String)> {
     if !json.starts_with('{') {
         return Err((String::new(), "must be an object".to_owned()));
     }
-    read_typed(json.as_bytes()).map_err(|error| wrong_type(&error))
+    read_typed(json).map_err(|error| wrong_type(&error))
 }
 
 /// Most levels of nesting of a body. Stored values are shown again some levels deeper than they came, and
@@ -174,8 +183,9 @@ pub const MAX_DEPTH: usize = 100;
 struct Whole(usize);
 
 impl Whole {
-    fn check(body: &[u8]) -> serde_json::Result<()> {
-        let mut reader = serde_json::Deserializer::from_slice(body);
+    fn check<'de, R: serde_json::de::Read<'de>>(
+        mut reader: serde_json::Deserializer<R>,
+    ) -> serde_json::Result<()> {
         Self(MAX_DEPTH).deserialize(&mut reader)?;
         reader.end()
     }

@@ -12,7 +12,7 @@ use serde_json::json;
 use crate::protocol::reason::Reason;
 use crate::protocol::{CONTROL_PLANE_HEADER, CONTROL_PLANE_VERSION};
 
-use super::api::Api;
+use super::api::Local;
 
 /// The page loads and calls nothing but this server, and nobody may put it into a frame.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
@@ -36,7 +36,7 @@ const ASSETS: [(&str, &str, &str); 2] = [
     params(("document" = String, Path, description = "A plane's name and a format.")),
     responses((status = 200, description = "The document."), (status = 404, description = "There is no such document.")))]
 #[get("/openapi/{document}")]
-pub async fn get_document(api: Data<Api>, name: Path<String>) -> HttpResponse {
+pub async fn get_document(api: Data<Local>, name: Path<String>) -> HttpResponse {
     let documents = match api.documents.all(&api.advertised) {
         Ok(documents) => documents,
         Err(error) => {

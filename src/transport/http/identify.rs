@@ -67,19 +67,35 @@ pub fn namespace(api: &Api, request: &HttpRequest) -> Option<Namespace> {
     if headers.next().is_some() {
         return None;
     }
-    let named = match header {
-        Some(value) => Some(value?.to_owned()),
-        None => fields::query(request).remove("namespace"),
+    match header {
+        Some(value) => named(api, value?),
+        None => named(
+            api,
+            &fields::query(request)
+                .remove("namespace")
+                .unwrap_or_default(),
+        ),
+    }
+}
+
+/// The namespace of this name, whose spelling is not strict; without one the default.
+fn named(api: &Api, name: &str) -> Option<Namespace> {
+    let name = match name.trim() {
+        "" => api.settings.default_namespace.as_str(),
+        name => name,
     };
-    let name = named
-        .map(|name| name.trim().to_lowercase())
-        .filter(|name| !name.is_empty())
-        .unwrap_or_else(|| api.settings.default_namespace.clone());
-    let legal = name.len() <= MAX_NAMESPACE
+    let is_legal = name.len() <= MAX_NAMESPACE
         && name
             .bytes()
             .all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte));
-    legal.then(|| Namespace::from(name))
+    if !is_legal {
+        return None;
+    }
+    Some(if name.bytes().any(|byte| byte.is_ascii_uppercase()) {
+        name.to_ascii_lowercase().into()
+    } else {
+        name.into()
+    })
 }
 
 /// Refuses U+0000 in the path or the query of a request: the database cannot hold it, so nothing is

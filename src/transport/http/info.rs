@@ -16,7 +16,7 @@ use crate::protocol::manifests::{
 use crate::protocol::reason::Reason;
 use crate::protocol::{CONTROL_PLANE_HEADER, CONTROL_PLANE_VERSION};
 
-use super::api::Api;
+use super::api::{Api, Local};
 use super::identify::{self, NotAdmitted};
 
 /// Roles that may look at the server.
@@ -26,7 +26,7 @@ const ANY: &[Role] = &[Role::Worker, Role::Operator, Role::Admin];
 #[utoipa::path(tag = "discovery", operation_id = "getHealth",
     responses((status = 200, description = "It serves."), (status = 503, description = "It cannot reach its database.")))]
 #[get("/health")]
-pub async fn health(api: Data<Api>) -> HttpResponse {
+pub async fn health(api: Data<Local>) -> HttpResponse {
     let database = api.engine.database_is_ready().await;
     let (status, word) = if database {
         (StatusCode::OK, "serving")
@@ -45,7 +45,7 @@ pub async fn health(api: Data<Api>) -> HttpResponse {
 #[utoipa::path(tag = "discovery", operation_id = "getReadiness",
     responses((status = 200, description = "It does."), (status = 503, description = "It does not, now.")))]
 #[get("/ready")]
-pub async fn ready(api: Data<Api>) -> HttpResponse {
+pub async fn ready(api: Data<Local>) -> HttpResponse {
     let database = api.engine.database_is_ready().await;
     let stopping = api.is_stopping();
     let default = Namespace::from(api.settings.default_namespace.as_str());
@@ -76,7 +76,7 @@ pub async fn ready(api: Data<Api>) -> HttpResponse {
     responses((status = 200, description = "Versions, capabilities, limits."), (status = 400, description = "The control-plane version is not served."),
         (status = 401, description = "No valid token."), (status = 403, description = "The role of the credential may not do this.")))]
 #[get("/cluster/info")]
-pub async fn cluster_info(request: HttpRequest, api: Data<Api>) -> HttpResponse {
+pub async fn cluster_info(request: HttpRequest, api: Data<Local>) -> HttpResponse {
     if let Err(refused) = identify::admit(&api, &request, ANY) {
         let (status, reason) = match refused {
             NotAdmitted::Unauthorized => (StatusCode::UNAUTHORIZED, Reason::Unauthorized),
@@ -203,7 +203,7 @@ fn limits(api: &Api) -> AnnouncedLimits {
 #[utoipa::path(tag = "system", operation_id = "metrics", responses((status = 200, description = "Metrics.", content_type = "text/plain"),
     (status = 401, description = "There is no credential, or a wrong one.")))]
 #[get("/metrics")]
-pub async fn metrics(request: HttpRequest, api: Data<Api>) -> HttpResponse {
+pub async fn metrics(request: HttpRequest, api: Data<Local>) -> HttpResponse {
     if identify::admit(&api, &request, ANY).is_err() {
         return plain(StatusCode::UNAUTHORIZED).json(json!({
             "reason": Reason::Unauthorized,

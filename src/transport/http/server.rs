@@ -15,7 +15,7 @@ use actix_web::{App, HttpServer};
 use tracing::Instrument;
 use utoipa_actix_web::AppExt;
 
-use super::api::Api;
+use super::api::{Api, Local};
 use super::{control, docs, info, metrics, native};
 
 /// Header with the id of a request, taken over from the caller or made here.
@@ -37,11 +37,10 @@ const MAX_CONNECTIONS_PER_THREAD: usize = 25_000;
 pub fn serve(listener: TcpListener, api: Arc<Api>, threads: usize) -> std::io::Result<Server> {
     // The node keeps the time that requests are given; this one only has to be longer.
     let patience = api.settings.shutdown.grace_seconds + 1;
-    let data = Data::from(api);
     let mut server = HttpServer::new(move || {
         let (app, _) = App::new()
             .into_utoipa_app()
-            .app_data(data.clone())
+            .app_data(Data::new(Local::new(Arc::clone(&api))))
             .service(native::routes())
             .service(control::routes())
             .service(info::metrics)
@@ -89,7 +88,7 @@ async fn observe<B: MessageBody>(
     let seconds = took.as_secs_f64();
     let done = response.request();
     let route = done
-        .app_data::<Data<Api>>()
+        .app_data::<Data<Local>>()
         .and_then(|api| api.routes.find(done.path()));
     metrics::answered(route, method, status, took);
     let route = route.map_or(metrics::UNKNOWN, |(_, pattern)| pattern);

@@ -11,7 +11,7 @@ use crate::engine::{Fault, NotFound, ReadError};
 use crate::protocol::reason::Reason;
 use crate::protocol::{CONTROL_PLANE_HEADER, CONTROL_PLANE_VERSION};
 
-use super::super::api::Api;
+use super::super::api::Local;
 use super::super::body::{ACCEPTED, BadBody, MAX_DEPTH};
 use super::super::identify::NotAdmitted;
 use super::super::problems::Problems;
@@ -121,7 +121,7 @@ impl Answer {
                 body.extend_from_slice(part.as_bytes());
             }
         }
-        let api = request.app_data::<Data<Api>>();
+        let api = request.app_data::<Data<Local>>();
         match api.and_then(|api| api.encode(request, &body)) {
             Some((encoded, coding)) => response
                 .insert_header((CONTENT_ENCODING, coding))

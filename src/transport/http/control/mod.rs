@@ -24,7 +24,7 @@ use utoipa_actix_web::scope;
 
 use crate::protocol::reason::Reason;
 
-use super::api::Api;
+use super::api::Local;
 use super::{body, docs, info};
 use answer::{Answer, Control};
 use call::{Allowed, OperatorOrAdmin, preamble};
@@ -95,7 +95,7 @@ pub fn routes() -> scope::Scope<
 }
 
 /// A path or method that is not served: the checks of every request, then 404 or 405.
-async fn no_such_route(request: HttpRequest, api: Data<Api>, mut payload: Payload) -> Control {
+async fn no_such_route(request: HttpRequest, api: Data<Local>, mut payload: Payload) -> Control {
     let methods = api.routes.methods(request.path());
     if !methods.is_empty() && is_open(request.path()) {
         return Control(Err(method_not_allowed(&methods)));
@@ -132,7 +132,7 @@ fn method_not_allowed(methods: &[&str]) -> Answer {
 }
 
 /// A request beside all planes: the wrong method for what is there, or nothing.
-pub async fn beside(request: HttpRequest, api: Data<Api>) -> Control {
+pub async fn beside(request: HttpRequest, api: Data<Local>) -> Control {
     let methods = api.routes.methods(request.path());
     Control(Err(if methods.is_empty() {
         Answer::refuse(

@@ -92,7 +92,8 @@ pub struct StartWorkflowRequest {
         (status = 409, description = "The workflow id is taken, or no worker may take the run."), (status = 422, description = "Fields.")))]
 #[post("/workflows")]
 pub async fn start_workflow(call: Call<OperatorOrAdmin, StartWorkflowRequest>) -> Control {
-    Control(start(call).await)
+    // What a handler returns is moved several times before it runs.
+    Control(Box::pin(start(call)).await)
 }
 
 async fn start(mut call: Call<OperatorOrAdmin, StartWorkflowRequest>) -> Result<Answer, Answer> {

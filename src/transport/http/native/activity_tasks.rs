@@ -37,7 +37,7 @@ const MAX_MESSAGE: usize = 65_536;
         (status = 429, description = "The node holds as many polls as it may."), (status = 503, description = "The database is away.")))]
 #[post("/activity-tasks/poll")]
 pub async fn poll_activity_task(call: Call<WorkerOnly, PollBody>) -> Native {
-    Native(polls::poll(call, TaskKind::Activity).await)
+    Native(Box::pin(polls::poll(call, TaskKind::Activity)).await)
 }
 
 /// `TaskHeartbeatRequest` of an activity task
@@ -220,7 +220,7 @@ pub async fn complete_activity_task(
     call: Call<WorkerOnly, ActivityTaskCompleteRequest>,
     task: Path<String>,
 ) -> Native {
-    Native(complete(call, &task).await)
+    Native(Box::pin(complete(call, &task)).await)
 }
 
 async fn complete(

@@ -20,7 +20,7 @@ use crate::protocol::envelope::EnvelopeBytes;
 use crate::protocol::reason::Reason;
 use crate::protocol::version::PROTOCOL_HEADER;
 
-use super::super::api::Api;
+use super::super::api::{Api, Local};
 use super::super::problems::Problems;
 
 /// Bytes of a body that are handed to the connection at once; it copies what it is handed.
@@ -252,7 +252,7 @@ impl Failure {
     }
 
     /// The answer that a request gets.
-    pub fn into_response(self, api: &Api) -> HttpResponse {
+    pub fn into_response(self, api: &Local) -> HttpResponse {
         let fields = serde_json::to_vec(&self.fields).unwrap_or_else(|_| b"{}".to_vec());
         let mut response = builder(api, self.status);
         if let Some(seconds) = self.retry_after {
@@ -322,7 +322,8 @@ impl From<Fault> for Failure {
     }
 }
 
-/// What a handler of the worker plane returns.
+/// What a handler of the worker plane returns. Those that are called for every task box their work: what a handler
+/// returns is moved several times before it runs.
 #[derive(Debug)]
 pub struct Native(pub Result<Answer, Failure>);
 
@@ -330,7 +331,7 @@ impl Responder for Native {
     type Body = BoxBody;
 
     fn respond_to(self, request: &HttpRequest) -> HttpResponse<BoxBody> {
-        let Some(api) = request.app_data::<Data<Api>>() else {
+        let Some(api) = request.app_data::<Data<Local>>() else {
             return HttpResponse::InternalServerError().finish();
         };
         match self.0 {
@@ -359,7 +360,7 @@ impl Responder for Native {
     }
 }
 
-fn builder(api: &Api, status: StatusCode) -> actix_web::HttpResponseBuilder {
+fn builder(api: &Local, status: StatusCode) -> actix_web::HttpResponseBuilder {
     let mut response = HttpResponse::build(status);
     response.insert_header((PROTOCOL_HEADER, api.version_header.clone()));
     response.insert_header((CONTENT_TYPE, HeaderValue::from_static("application/json")));

@@ -19,7 +19,7 @@ use crate::protocol::feature::Negotiated;
 use crate::protocol::reason::Reason;
 use crate::protocol::version::{PROTOCOL_HEADER, VersionRefusal};
 
-use super::super::api::Api;
+use super::super::api::{Api, Local};
 use super::super::body::{self, ACCEPTED, BadBody, MAX_DEPTH};
 use super::super::identify::{self, NotAdmitted};
 use super::answer::Failure;
@@ -49,7 +49,7 @@ impl Allowed for AnyRole {
 /// A request that passed every check.
 pub struct Call<R, T> {
     /// Shared state.
-    pub api: Data<Api>,
+    pub api: Data<Local>,
     /// Who calls.
     #[allow(dead_code, reason = "for operations that differ by caller")]
     pub principal: Principal,
@@ -72,7 +72,7 @@ impl<R: Allowed, T: DeserializeOwned + 'static> FromRequest for Call<R, T> {
         let request = request.clone();
         let payload = actix_web::web::Payload::from_request(&request, payload).into_inner();
         Box::pin(async move {
-            let Some(api) = request.app_data::<Data<Api>>().cloned() else {
+            let Some(api) = request.app_data::<Data<Local>>().cloned() else {
                 let response = HttpResponse::InternalServerError().finish();
                 return Err(InternalError::from_response("no state", response).into());
             };
@@ -89,7 +89,7 @@ impl<R: Allowed, T: DeserializeOwned + 'static> FromRequest for Call<R, T> {
 }
 
 async fn check<R: Allowed, T: DeserializeOwned>(
-    api: &Data<Api>,
+    api: &Data<Local>,
     request: &HttpRequest,
     mut payload: actix_web::web::Payload,
 ) -> Result<Call<R, T>, Failure> {

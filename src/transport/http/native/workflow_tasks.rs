@@ -34,7 +34,7 @@ use super::{page_tokens, sticky, streams, tasks};
         (status = 429, description = "The node holds as many polls as it may."), (status = 503, description = "The database is away.")))]
 #[post("/workflow-tasks/poll")]
 pub async fn poll_workflow_task(call: Call<WorkerOnly, PollBody>) -> Native {
-    Native(polls::poll(call, TaskKind::Workflow).await)
+    Native(Box::pin(polls::poll(call, TaskKind::Workflow)).await)
 }
 
 /// `HistoryPageRequest`
@@ -242,7 +242,7 @@ pub async fn complete_workflow_task(
     call: Call<WorkerOnly, WorkflowTaskCompleteRequest>,
     task: Path<String>,
 ) -> Native {
-    Native(complete(call, &task).await)
+    Native(Box::pin(complete(call, &task)).await)
 }
 
 async fn complete(
