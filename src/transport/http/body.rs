@@ -109,22 +109,13 @@ pub fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<Result<T, Problems>, Ba
     let body = body.trim_ascii();
     let body = if body.is_empty() { b"{}" } else { body };
     // Looked through once here, each text needs no look of its own below.
-    let text = std::str::from_utf8(body);
-    // Fields that are kept as text or ignored are not looked into below, and broken JSON comes first. Of what is no
-    // text the reader says best where.
-    let checked = match text {
-        Ok(text) => Whole::check(serde_json::Deserializer::from_str(text)),
-        Err(_) => Whole::check(serde_json::Deserializer::from_slice(body)),
+    let Ok(text) = std::str::from_utf8(body) else {
+        // The reader says best where.
+        let read = Whole::check(serde_json::Deserializer::from_slice(body));
+        return Err(read.map_or_else(no_json, |()| BadBody::Malformed("no UTF-8".to_owned())));
     };
-    if let Err(error) = checked {
-        return Err(match error.classify() {
-            // The only thing that is wrong with a value that is JSON.
-            Category::Data => BadBody::TooDeep,
-            _ => BadBody::Malformed(error.to_string()),
-        });
-    }
-    // What was read is text.
-    let text = text.map_err(|error| BadBody::Malformed(error.to_string()))?;
+    // Fields that are kept as text or ignored are not looked into below, and broken JSON comes first.
+    Whole::check(serde_json::Deserializer::from_str(text)).map_err(no_json)?;
     if body.first() != Some(&b'{') {
         return Ok(Err(Problems::of("body", "must be an object")));
     }
@@ -138,6 +129,15 @@ pub fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<Result<T, Problems>, Ba
     let (path, problem) = wrong_type(&error);
     let field = if path.is_empty() { "body" } else { &path };
     Ok(Err(Problems::of(field, problem)))
+}
+
+/// What is wrong with a body that [`Whole`] does not take.
+fn no_json(error: serde_json::Error) -> BadBody {
+    match error.classify() {
+        // The only thing that is wrong with a value that is JSON.
+        Category::Data => BadBody::TooDeep,
+        _ => BadBody::Malformed(error.to_string()),
+    }
 }
 
 /// Reads JSON into a type. Keeping track of the path costs more than reading: only what fails is read

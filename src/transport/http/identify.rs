@@ -1,5 +1,7 @@
 //! The parts of a request that say who calls and for which namespace, the same on every plane.
 
+use std::borrow::Cow;
+
 use actix_web::HttpRequest;
 use actix_web::http::header;
 
@@ -84,18 +86,17 @@ fn named(api: &Api, name: &str) -> Option<Namespace> {
         "" => api.settings.default_namespace.as_str(),
         name => name,
     };
+    let is_lower = |byte: u8| byte.is_ascii() && !byte.is_ascii_uppercase();
+    let name = if name.bytes().all(is_lower) {
+        Cow::Borrowed(name)
+    } else {
+        Cow::Owned(name.to_lowercase())
+    };
     let is_legal = name.len() <= MAX_NAMESPACE
         && name
             .bytes()
             .all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte));
-    if !is_legal {
-        return None;
-    }
-    Some(if name.bytes().any(|byte| byte.is_ascii_uppercase()) {
-        name.to_ascii_lowercase().into()
-    } else {
-        name.into()
-    })
+    is_legal.then(|| name.as_ref().into())
 }
 
 /// Refuses U+0000 in the path or the query of a request: the database cannot hold it, so nothing is
