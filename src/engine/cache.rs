@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 use std::future::ready;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -81,25 +81,44 @@ struct Kept {
     bytes: usize,
 }
 
+#[derive(Default)]
+struct Memory {
+    kept: Option<Kept>,
+    /// It is no longer found under its run, and keeps nothing more.
+    is_gone: bool,
+}
+
 impl Slot {
-    /// What it kept, which it does no more.
+    /// Lets go of what it kept, and keeps nothing more.
     fn end(&self) -> Option<Kept> {
-        let mut cached = lock(&self.cached);
-        self.is_gone.store(true, Ordering::Relaxed);
-        cached.take()
+        let mut memory = lock(&self.memory);
+        memory.is_gone = true;
+        memory.kept.take()
+    }
+
+    /// Lets go of what it kept.
+    fn take(&self) -> Option<Kept> {
+        lock(&self.memory).kept.take()
+    }
+
+    /// Bytes of what it keeps.
+    fn bytes(&self) -> usize {
+        lock(&self.memory)
+            .kept
+            .as_ref()
+            .map_or(0, |kept| kept.bytes)
     }
 
     fn known(&self) -> Option<Cached> {
-        lock(&self.cached).as_ref().map(|kept| kept.cached.clone())
+        let memory = lock(&self.memory);
+        memory.kept.as_ref().map(|kept| kept.cached.clone())
     }
 }
 
 struct Slot {
     run: RunId,
-    cached: Mutex<Option<Kept>>,
+    memory: Mutex<Memory>,
     used: AtomicU64,
-    /// It is no longer found under its run, and keeps nothing; changed and read under the lock of what it keeps.
-    is_gone: AtomicBool,
     moved: Notify,
 }
 
@@ -144,9 +163,8 @@ impl Cache {
         }
         let slot = Arc::new(Slot {
             run,
-            cached: Mutex::default(),
+            memory: Mutex::default(),
             used: AtomicU64::new(used),
-            is_gone: AtomicBool::new(false),
             moved: Notify::new(),
         });
         slots.insert(run, Arc::clone(&slot));
@@ -170,7 +188,7 @@ impl Cache {
         });
         let (mut bytes, mut large) = (0, 0);
         for slot in slots.values() {
-            let kept = lock(&slot.cached).as_ref().map_or(0, |kept| kept.bytes);
+            let kept = slot.bytes();
             bytes += kept;
             large += large_part(kept);
         }
@@ -182,10 +200,7 @@ impl Cache {
     fn forget_large(&self) {
         let mut found: Vec<(u64, Arc<Slot>)> = lock(&self.slots)
             .values()
-            .filter(|slot| {
-                let kept = lock(&slot.cached);
-                kept.as_ref().is_some_and(|kept| kept.bytes > LARGE)
-            })
+            .filter(|slot| slot.bytes() > LARGE)
             .map(|slot| (slot.used.load(Ordering::Relaxed), Arc::clone(slot)))
             .collect();
         found.sort_unstable_by_key(|(used, _)| *used);
@@ -193,7 +208,7 @@ impl Cache {
             if self.large.load(Ordering::Relaxed) <= LARGE_BYTES_KEPT / 2 {
                 break;
             }
-            if let Some(kept) = lock(&slot.cached).take() {
+            if let Some(kept) = slot.take() {
                 self.let_go(kept.bytes);
             }
         }
@@ -205,10 +220,11 @@ impl Cache {
             bytes: bytes(&cached),
             cached,
         };
-        let mut known = lock(&slot.cached);
-        if slot.is_gone.load(Ordering::Relaxed) {
+        let mut memory = lock(&slot.memory);
+        if memory.is_gone {
             return;
         }
+        let known = &mut memory.kept;
         let is_closed = kept.cached.state.close.is_some();
         let was_closed = known
             .as_ref()
@@ -233,9 +249,9 @@ impl Cache {
                 self.let_go(before.bytes);
             }
         }
-        drop(known);
+        drop(memory);
         if has_closed {
-            self.has_closed(slot);
+            self.make_room(slot);
         }
         if self.large.load(Ordering::Relaxed) > LARGE_BYTES_KEPT {
             self.forget_large();
@@ -243,31 +259,23 @@ impl Cache {
     }
 
     /// A run that has ended is kept: another one is not, if there are too many.
-    fn has_closed(&self, slot: &Slot) {
+    fn make_room(&self, slot: &Slot) {
         let mut closed = lock(&self.closed);
         closed.push_back((slot.run, slot.used.load(Ordering::Relaxed)));
-        if closed.len() <= CLOSED_KEPT {
-            return;
-        }
-        for _ in 0..PASSED_BY {
-            let Some(&(run, before)) = closed.front() else {
-                return;
-            };
+        let mut passed_by = 0;
+        while closed.len() > CLOSED_KEPT
+            && let Some((run, before)) = closed.pop_front()
+        {
             let used = lock(&self.slots)
                 .get(&run)
                 .map(|slot| slot.used.load(Ordering::Relaxed));
             match used {
-                Some(used) if used != before => {
-                    closed.pop_front();
+                Some(used) if used != before && passed_by < PASSED_BY => {
                     closed.push_back((run, used));
+                    passed_by += 1;
                 }
-                _ => break,
+                _ => self.remove(run),
             }
-        }
-        let oldest = closed.pop_front();
-        drop(closed);
-        if let Some((run, _)) = oldest {
-            self.remove(run);
         }
     }
 
@@ -298,7 +306,7 @@ impl Cache {
 
     /// What is remembered of a run may be wrong.
     pub fn forget(&self, run: RunId) {
-        if let Some(kept) = lock(&self.slot(run).cached).take() {
+        if let Some(kept) = self.slot(run).take() {
             self.let_go(kept.bytes);
         }
     }
@@ -315,13 +323,11 @@ impl Cache {
     pub fn forget_where(&self, is_useless: impl Fn(&RunState) -> bool) {
         let mut bytes = 0;
         lock(&self.slots).retain(|_, slot| {
-            let mut cached = lock(&slot.cached);
-            let useless = cached.take_if(|kept| is_useless(&kept.cached.state));
-            if useless.is_some() {
-                slot.is_gone.store(true, Ordering::Relaxed);
+            let useless = slot.known().is_some_and(|known| is_useless(&known.state));
+            if useless {
+                bytes += slot.end().map_or(0, |kept| kept.bytes);
             }
-            bytes += useless.as_ref().map_or(0, |kept| kept.bytes);
-            useless.is_none()
+            !useless
         });
         self.let_go(bytes);
     }

@@ -35,7 +35,7 @@ mod weight;
 mod workflow_task;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub use activity::{ActivityOutcome, ActivityReport, Beat, Overdue, OverdueKind, started_event};
 pub(crate) use attributes::is_attribute_name;

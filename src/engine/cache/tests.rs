@@ -3,8 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise")]
 
 use super::*;
-use crate::domain::event::Json;
-use crate::domain::run::{Close, CloseReason, Contract, Settings, StartRequest, start};
+use crate::domain::run::tests::kit::start_request;
+use crate::domain::run::{Close, CloseReason, Settings, StartRequest, start};
 use crate::domain::time::Timestamp;
 use crate::payload::{Codec, Payload};
 
@@ -14,23 +14,10 @@ const MIB: usize = 1 << 20;
 fn begun(n: usize, bytes: usize) -> RunWrite {
     let at = Timestamp::from_micros(1);
     let run = RunId::new(at, n as u128);
-    let empty = Json::from(serde_json::value::RawValue::from_string("{}".to_owned()).unwrap());
     let request = StartRequest {
-        namespace: "default".into(),
         workflow_id: format!("wf-{n}").as_str().into(),
-        workflow_type: "flow".into(),
-        queue: "q".into(),
         input: Payload::new(Codec::Avro, "x".repeat(bytes)),
-        business_key: None,
-        memo: empty.clone(),
-        search_attributes: empty,
-        execution_timeout_seconds: None,
-        run_timeout_seconds: None,
-        priority: 5,
-        fairness_key: None,
-        fairness_weight: 1,
-        build_id: None,
-        contract: Contract::default(),
+        ..start_request()
     };
     let mut write = start(run, request, at, &Settings::default()).write;
     write.seal(&mut Vec::new()).unwrap();

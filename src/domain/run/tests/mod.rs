@@ -15,7 +15,7 @@ mod commands;
 mod condition;
 mod continue_as_new;
 mod deadline;
-mod kit;
+pub(crate) mod kit;
 mod limits;
 mod lives;
 mod local_activity;
