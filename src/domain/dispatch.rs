@@ -23,27 +23,32 @@ pub const OVERTAKE_MS: u64 = 1_000;
 /// A fairness key; `None` for tasks without one.
 pub type Class = Option<Arc<str>>;
 
-/// A place in the order in which tasks of one class go out: by priority, then by age.
+/// A place in the order in which tasks of one class go out: by priority, then by age, then by task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Position {
     /// 0 to 9, lower is more urgent.
     pub priority: u8,
     /// Since when a task is ready.
     pub ready_at: Timestamp,
+    /// The task, of those that are equally old; before all of them without it.
+    pub task: Option<TaskId>,
 }
 
 impl Position {
     /// Before all tasks.
-    pub const START: Self = Self {
-        priority: 0,
-        ready_at: Timestamp::EPOCH,
-    };
+    pub const START: Self = Self::of_age(0, Timestamp::EPOCH);
 
     /// After all tasks.
-    pub const END: Self = Self {
-        priority: u8::MAX,
-        ready_at: Timestamp::EPOCH,
-    };
+    pub const END: Self = Self::of_age(u8::MAX, Timestamp::EPOCH);
+
+    /// Before all tasks of a priority that are so old.
+    pub const fn of_age(priority: u8, ready_at: Timestamp) -> Self {
+        Self {
+            priority,
+            ready_at,
+            task: None,
+        }
+    }
 }
 
 /// A ready task.
@@ -66,10 +71,7 @@ pub struct Candidate {
 impl Candidate {
     /// Its place among those of its class.
     pub fn position(&self) -> Position {
-        Position {
-            priority: self.priority,
-            ready_at: self.ready_at,
-        }
+        Position::of_age(self.priority, self.ready_at)
     }
 }
 

@@ -169,10 +169,9 @@ fn read_line(line: &str) -> Option<Hint> {
                 queue: fields.next()?.into(),
             };
             let mut position = || {
-                Some(Position {
-                    priority: fields.next()?.parse().ok()?,
-                    ready_at: Timestamp::from_micros(fields.next()?.parse().ok()?),
-                })
+                let priority = fields.next()?.parse().ok()?;
+                let ready_at = Timestamp::from_micros(fields.next()?.parse().ok()?);
+                Some(Position::of_age(priority, ready_at))
             };
             // An older server says only the queue.
             Some(Hint::Ready(key, position().unwrap_or(Position::START)))
@@ -223,10 +222,7 @@ mod tests {
             namespace: "default".into(),
             worker: "w1".into(),
         };
-        let position = |micros| Position {
-            priority: 5,
-            ready_at: Timestamp::from_micros(micros),
-        };
+        let position = |micros| Position::of_age(5, Timestamp::from_micros(micros));
         sender.ready(&queue, position(8));
         sender.ready(&queue, position(6));
         sender.ready(&queue, position(7));

@@ -232,10 +232,7 @@ impl Look<'_> {
         let position = if is_ordered {
             Position::END
         } else {
-            Position {
-                priority: DEFAULT_PRIORITY,
-                ready_at,
-            }
+            Position::of_age(DEFAULT_PRIORITY, ready_at)
         };
         self.reached(position);
     }
@@ -272,10 +269,7 @@ mod tests {
     }
 
     fn position(micros: i64) -> Position {
-        Position {
-            priority: DEFAULT_PRIORITY,
-            ready_at: Timestamp::from_micros(micros),
-        }
+        Position::of_age(DEFAULT_PRIORITY, Timestamp::from_micros(micros))
     }
 
     #[test]
@@ -355,10 +349,7 @@ mod tests {
         nothing();
         assert!(!marks.is_ordered(&key));
         assert_eq!(marks.of(&key, &profile), position(9));
-        let urgent = Position {
-            priority: 0,
-            ready_at: Timestamp::from_micros(30),
-        };
+        let urgent = Position::of_age(0, Timestamp::from_micros(30));
         marks.lower(&key, urgent);
         assert_eq!(marks.of(&key, &profile), urgent);
         nothing();

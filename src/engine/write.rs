@@ -245,10 +245,8 @@ fn announce(core: &Core, decision: &Decision, at: Timestamp) {
                 }),
                 TaskEffect::Again { available_at } => {
                     if let Some(key) = queue_of(&write.next, *no) {
-                        let position = Position {
-                            priority: write.next.begun.priority,
-                            ready_at: *available_at,
-                        };
+                        let priority = write.next.begun.priority;
+                        let position = Position::of_age(priority, *available_at);
                         ready_at(core, &key, position, at);
                     }
                 }
@@ -260,10 +258,8 @@ fn announce(core: &Core, decision: &Decision, at: Timestamp) {
                         core.alarms.lease_in(ends.fold(task.lease_ms, u64::min));
                     } else {
                         dispatch::waits(core, &task.routing);
-                        let position = Position {
-                            priority: task.routing.priority,
-                            ready_at: task.available_at,
-                        };
+                        let priority = task.routing.priority;
+                        let position = Position::of_age(priority, task.available_at);
                         ready_at(core, &key, position, at);
                     }
                 }

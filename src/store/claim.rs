@@ -185,11 +185,22 @@ struct PlainRow {
 }
 
 impl PlainRow {
-    fn position(&self) -> Option<Position> {
-        Some(Position {
-            priority: u8::try_from(self.priority?).unwrap_or(u8::MAX),
-            ready_at: self.visible_at?.into(),
-        })
+    fn position(&self) -> sqlx::Result<Option<Position>> {
+        let (Some(priority), Some(ready_at)) = (self.priority, self.visible_at) else {
+            return Ok(None);
+        };
+        let task = match (&self.run_id, self.task_no) {
+            (Some(run), Some(no)) => Some(TaskId {
+                run: run_id(run)?,
+                no: unsigned32(no),
+            }),
+            _ => None,
+        };
+        Ok(Some(Position {
+            priority: u8::try_from(priority).unwrap_or(u8::MAX),
+            ready_at: ready_at.into(),
+            task,
+        }))
     }
 
     /// The task of the row; the only row of a claim that gave nothing has none.
@@ -228,6 +239,10 @@ pub async fn claim<'e>(
         .iter()
         .map(|poller| poller.poll_request_id.as_deref())
         .collect();
+    let (from_run, from_no) = match from.task {
+        Some(task) => (task.run.to_string(), task.no.cast_signed()),
+        None => (String::new(), 0),
+    };
     let rows: Vec<PlainRow> = sqlx::query_as(
         "with n as materialized (select clock_timestamp() as now),
          k as materialized (
@@ -240,7 +255,8 @@ pub async fn claim<'e>(
                  select run_id, task_no from tasks
                  where state = 0 and session_id is null and fairness_key is null
                    and namespace = $1 and queue = $2 and kind = $3
-                   and (priority, visible_at) >= ($9, $10) and visible_at <= (select now from n)
+                   and (priority, visible_at, run_id, task_no) >= ($9, $10, $11, $12)
+                   and visible_at <= (select now from n)
                    and task_type = any($4) and (build_id is null or build_id = $5) and (needs & ~$6::bigint) = 0
                  order by priority, visible_at, run_id, task_no
                  limit (select case when classes then 0 else cardinality($7::text[]) end from k)
@@ -267,12 +283,14 @@ pub async fn claim<'e>(
     .bind(polls)
     .bind(i16::from(from.priority))
     .bind(from.ready_at.to_chrono())
+    .bind(from_run)
+    .bind(from_no)
     .fetch_all(executor)
     .await?;
     let mut plain = Plain::default();
     for row in rows {
         plain.at = Some(row.at.into());
-        plain.last = plain.last.max(row.position());
+        plain.last = plain.last.max(row.position()?);
         plain.classes |= row.classes;
         plain.preferred |= row.preferred.is_some();
         plain.priorities |= row

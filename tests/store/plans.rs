@@ -5,6 +5,7 @@ use leasehold::domain::dispatch::Position;
 use leasehold::domain::ids::{RunId, TaskId, WorkerId};
 use leasehold::domain::routing::{Poller, Profile, TaskKind};
 use leasehold::domain::run::RunState;
+use leasehold::domain::time::Timestamp;
 use leasehold::store::commit::{self, PINNED};
 use leasehold::store::dispatch::Begin;
 use leasehold::store::door::{DOOR, Parts};
@@ -627,23 +628,8 @@ async fn dead_tasks_before_a_mark_are_not_walked_over() {
     let (store, door) = single(&bench).await;
     let mut meter = Meter { admin };
     let (kind, namespace, queue) = (TaskKind::Workflow, "default".into(), "q".into());
-    let mark = Position {
-        priority: 5,
-        ready_at: "2020-01-01T00:00:20Z"
-            .parse::<chrono::DateTime<chrono::Utc>>()
-            .unwrap()
-            .into(),
-    };
-    let profile = Profile {
-        types: vec!["greet".to_owned()].into(),
-        build_id: None,
-        knows: -1,
-    };
-    let poller = Poller {
-        owner: WorkerId::from("w"),
-        poll_request_id: None,
-        kinds: [kind].into(),
-    };
+    let mark = Position::of_age(5, at("2020-01-01T00:00:20Z"));
+    let (profile, poller) = (greeter(), anybody(kind));
     let pollers = std::slice::from_ref(&poller);
     for (from, pages) in [(mark, 0..60), (Position::START, 500..usize::MAX)] {
         let pages = |cost: Cost| {
@@ -673,6 +659,87 @@ async fn dead_tasks_before_a_mark_are_not_walked_over() {
     store.close().await;
     door.close().await;
     bench.end().await;
+}
+
+/// Rule: claims go on after the task that was handed out last, also among many of the same age, as one
+/// decision opens them.
+#[tokio::test(flavor = "multi_thread")]
+async fn dead_tasks_of_the_same_age_are_not_walked_over() {
+    const DEAD: u32 = 20_000;
+    let bench = Bench::new().await;
+    let mut admin = bench.db.connect().await;
+    no_background_work(&mut admin).await;
+    let mut backup = bench.db.connect().await;
+    execute(&mut backup, "begin isolation level repeatable read").await;
+    number(&mut backup, "select count(*) from tasks").await;
+    let run = format!("{:0>26}", 7);
+    let tasks = format!(
+        "insert into tasks (run_id, task_no, kind, namespace, queue, task_type, priority, fairness_weight, needs, state,
+             visible_at, attempt, lease_ms)
+         select '{run}', n, 1, 'default', 'q', 'greet', 5, 1, 0, 0, timestamptz '2020-01-01 00:00Z', 0, 30000
+         from generate_series(1, {DEAD} + 3) n"
+    );
+    execute(&mut admin, &tasks).await;
+    let runs = format!(
+        "insert into workflow_runs (run_id, namespace, workflow_id, run_number, workflow_type, queue, version,
+             next_event_id, status, started_at, last_progress_at, memo, search_attributes)
+         values ('{run}', 'default', 'w', 1, 'greet', 'q', 1, 2, 0, now(), now(), '{{}}', '{{}}')"
+    );
+    execute(&mut admin, &runs).await;
+    let handed_out = format!("delete from tasks where task_no <= {DEAD}");
+    execute(&mut admin, &handed_out).await;
+    execute(&mut admin, "select pg_stat_force_next_flush()").await;
+    let (store, door) = single(&bench).await;
+    let mut meter = Meter { admin };
+    let (kind, namespace, queue) = (TaskKind::Activity, "default".into(), "q".into());
+    let (profile, poller) = (greeter(), anybody(kind));
+    let pollers = std::slice::from_ref(&poller);
+    let age = Position::of_age(5, at("2020-01-01T00:00:00Z"));
+    let run: RunId = run.parse().unwrap();
+    let last = Position {
+        task: Some(TaskId { run, no: DEAD }),
+        ..age
+    };
+    let cases = [(last, 0..60), (last, 0..60), (age, 500..usize::MAX)];
+    for (no, (from, pages)) in (DEAD + 1..).zip(cases) {
+        let claimed = claim::claim(
+            &store.hot, kind, &namespace, &queue, &profile, pollers, from,
+        );
+        let (claimed, cost) = meter.cost(&store.hot, claimed).await;
+        let given = TaskId { run, no };
+        let claimed = claimed.unwrap();
+        assert_eq!(claimed.claimed[0].task, given);
+        assert_eq!(claimed.last.unwrap().task, Some(given));
+        let within = pages.contains(&usize::try_from(cost.pages).unwrap());
+        assert!(within, "{} pages from {from:?}", cost.pages);
+    }
+    execute(&mut backup, "rollback").await;
+    store.close().await;
+    door.close().await;
+    bench.end().await;
+}
+
+fn at(time: &str) -> Timestamp {
+    time.parse::<chrono::DateTime<chrono::Utc>>()
+        .unwrap()
+        .into()
+}
+
+/// A worker of the type that these tests use.
+fn greeter() -> Profile {
+    Profile {
+        types: vec!["greet".to_owned()].into(),
+        build_id: None,
+        knows: -1,
+    }
+}
+
+fn anybody(kind: TaskKind) -> Poller {
+    Poller {
+        owner: WorkerId::from("w"),
+        poll_request_id: None,
+        kinds: [kind].into(),
+    }
 }
 
 /// The nodes of a plan that read a growing table from one end to the other.
