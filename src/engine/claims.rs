@@ -1,6 +1,7 @@
 //! Claims: one at a time per queue and node, for all polls that wait there.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use super::leases::PollName;
 use super::{Core, Fault, admission, session_claims};
@@ -9,6 +10,15 @@ use crate::domain::routing::{Poller, Profile, TaskKind};
 use crate::matching::{Grant, GrantedLease, QueueKey, Reserved, WorkerKey};
 use crate::store::asks;
 use crate::store::claim::Claimed;
+use crate::store::others::Pace;
+
+/// Claims of one queue while other nodes claim from it, too. Meanwhile what this node opens goes to polls that
+/// wait here, with no claim.
+const PACE: Pace = Pace {
+    interval: Duration::from_millis(25),
+    enough: 24,
+    look: Duration::from_millis(4),
+};
 
 /// Tasks of a queue have become ready, none of them before a position: tells the other nodes too.
 pub(super) fn became_ready(core: &Core, key: &QueueKey, from: Position) {
@@ -54,7 +64,9 @@ async fn run(core: &Arc<Core>, key: &QueueKey) {
     let most = core.settings.claim_batch;
     while let Some((profile, polls)) = core.registry.next_claim(key, most) {
         let pollers: Vec<_> = polls.iter().map(|poll| poll.poller().clone()).collect();
+        let begun = Instant::now();
         let claimed = claim(core, key, &profile, &pollers).await;
+        let served = claimed.as_ref().map_or(0, Vec::len);
         match claimed {
             Ok(claimed) => {
                 if claimed.len() == polls.len() {
@@ -68,6 +80,9 @@ async fn run(core: &Arc<Core>, key: &QueueKey) {
                 return;
             }
         }
+        let waiting = || core.registry.waiting(key);
+        let others = &core.store.others;
+        others.rest(&PACE, begun, served, most, waiting).await;
     }
 }
 

@@ -205,7 +205,11 @@ impl Engine {
                 }
             }
             notify::Heard::Hint(text) => {
-                for hint in self.core.hints.read(text) {
+                let hints = self.core.hints.read(text);
+                if !hints.is_empty() {
+                    self.core.store.others.heard();
+                }
+                for hint in hints {
                     match hint {
                         Hint::Ready(key, from) => claims::ready(&self.core, &key, from),
                         Hint::Beat(task, attempt) => self.core.leases.beat(task, attempt),

@@ -471,6 +471,15 @@ impl Registry {
         })
     }
 
+    /// Polls that wait on a queue.
+    pub fn waiting(&self, key: &QueueKey) -> usize {
+        let inner = self.inner();
+        let queue = inner.queues.get(key);
+        queue.map_or(0, |queue| {
+            queue.groups.iter().map(|group| group.parked.len()).sum()
+        })
+    }
+
     /// Polls for the next claim on a queue: some that can take the same tasks, at most `limit`, the
     /// longest waiting first. Unless [`Registry::more`] or a hint says otherwise meanwhile, the claim
     /// is taken to leave nothing for them. `None` ends the claiming.

@@ -1,5 +1,5 @@
 //! Commit lanes: each owns a connection and writes whatever queued up while its last statement ran.
-//! Nothing waits for a batch to fill.
+//! Nothing waits for a batch to fill, unless other nodes write to the database, too ([`super::others`]).
 
 use std::collections::{HashSet, VecDeque};
 use std::time::{Duration, Instant};
@@ -10,6 +10,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::Store;
 use super::commit::{self, MAX_BATCH, Outcome};
 use super::item::Item;
+use super::others::Pace;
 use crate::domain::ids::RunId;
 
 /// Items that may wait in front of a lane, and as many that give way; what is over is told to come back.
@@ -26,6 +27,12 @@ pub const DUE_BOUND: usize = 256;
 pub const BATCH_BYTES: usize = 2 << 20;
 /// Bytes of history of a statement after which the connection gives its buffers back.
 const SHRINK_OVER: usize = 256 << 10;
+/// Statements while other nodes write, too: a batch of a fair size begins at once.
+const PACE: Pace = Pace {
+    interval: Duration::from_millis(8),
+    enough: 32,
+    look: Duration::from_millis(2),
+};
 /// Wait before another try to reach the database.
 const RECONNECT_DELAY: Duration = Duration::from_millis(200);
 
@@ -180,6 +187,15 @@ impl Line {
 }
 
 impl Jobs {
+    /// Jobs that wait for the next statement.
+    fn waiting(&self) -> usize {
+        let lines = [&self.asked, &self.giving_way, &self.due];
+        lines
+            .iter()
+            .map(|line| line.held.len() + line.queue.len())
+            .sum()
+    }
+
     /// The jobs of the next statement, `most` at most; `None` when there will be no more. While callers and
     /// due work wait each has half of it.
     async fn next(&mut self, most: usize) -> Option<Vec<Job>> {
@@ -261,6 +277,7 @@ async fn run(store: Store, mut jobs: Jobs, most: usize) {
     while let Some(batch) = jobs.next(most).await {
         let (items, answers): (Vec<Item>, Vec<oneshot::Sender<Outcome>>) =
             batch.into_iter().map(|job| (job.item, job.answer)).unzip();
+        let begun = Instant::now();
         let outcomes = match reach(&store, &mut connection).await {
             Some(reached) => commit::commit(reached, &items).await,
             None => vec![Outcome::Unreached; items.len()],
@@ -280,6 +297,10 @@ async fn run(store: Store, mut jobs: Jobs, most: usize) {
             // A caller that hung up has no use for the answer; the write stands.
             let _ = answer.send(outcome);
         }
+        let (others, served) = (&store.others, items.len());
+        others
+            .rest(&PACE, begun, served, most, || jobs.waiting())
+            .await;
     }
 }
 

@@ -20,6 +20,7 @@ pub mod load;
 pub mod migrate;
 pub mod namespaces;
 pub mod notify;
+pub mod others;
 mod packed;
 pub mod pool;
 pub mod receipts;
@@ -33,6 +34,9 @@ pub mod trouble;
 pub mod waiting;
 pub mod workers;
 
+use std::sync::Arc;
+
+use others::Others;
 use pool::PgPool;
 use sqlx::postgres::PgConnectOptions;
 
@@ -48,6 +52,8 @@ pub struct Store {
     pub hot: PgPool,
     /// How to open further connections.
     pub options: PgConnectOptions,
+    /// Other nodes on it.
+    pub others: Arc<Others>,
 }
 
 /// Connections in each pool.
@@ -82,6 +88,7 @@ impl Store {
             ),
             hot: pool("leasehold hot", sizes.hot, commit::PINNED),
             options,
+            others: Arc::default(),
         }
     }
 
