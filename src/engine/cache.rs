@@ -15,6 +15,7 @@ use tokio::time::timeout;
 use super::Core;
 use super::error::Fault;
 use super::grouped::Grouped;
+use super::once::Once;
 use crate::domain::decision::RunWrite;
 use crate::domain::ids::RunId;
 use crate::domain::run::{RunState, StoredBatch, fold};
@@ -120,6 +121,7 @@ struct Slot {
     memory: Mutex<Memory>,
     used: AtomicU64,
     moved: Notify,
+    reads: Once,
 }
 
 /// Tells when this node writes a run. A run that was forgotten meanwhile tells nothing, so whoever
@@ -166,6 +168,7 @@ impl Cache {
             memory: Mutex::default(),
             used: AtomicU64::new(used),
             moved: Notify::new(),
+            reads: Once::default(),
         });
         slots.insert(run, Arc::clone(&slot));
         slot
@@ -388,10 +391,9 @@ fn extend_history(write: &RunWrite, base: Option<&Cached>) -> Option<CachedHisto
 /// The run, from memory if it is there, whatever its age.
 pub(super) async fn recent(core: &Core, run: RunId) -> Result<Option<Cached>, Fault> {
     let slot = core.cache.slot(run);
-    let known = slot.known();
-    match known {
+    match slot.known() {
         Some(cached) => Ok(Some(cached)),
-        None => refresh(core, &slot).await,
+        None => read(core, &slot, |_| true).await,
     }
 }
 
@@ -407,7 +409,7 @@ pub(super) async fn at_least(
     match known {
         Some(cached) if cached.state.version >= version => Ok(Some(cached)),
         _ => {
-            let found = refresh(core, &slot).await?;
+            let found = read(core, &slot, |known| known.state.version >= version).await?;
             if found
                 .as_ref()
                 .is_some_and(|found| found.state.version < version)
@@ -422,7 +424,19 @@ pub(super) async fn at_least(
 
 /// The run as the database has it now.
 pub(super) async fn newest(core: &Core, run: RunId) -> Result<Option<Cached>, Fault> {
-    refresh(core, &core.cache.slot(run)).await
+    read(core, &core.cache.slot(run), |_| false).await
+}
+
+/// Reads a run, unless what another read has found meanwhile is good enough or was read after the question.
+async fn read(
+    core: &Core,
+    slot: &Slot,
+    is_good: impl Fn(&Cached) -> bool,
+) -> Result<Option<Cached>, Fault> {
+    let known = |is_new| slot.known().filter(|known| is_new || is_good(known));
+    slot.reads
+        .read(|is_new| known(is_new).map(Some), refresh(core, slot))
+        .await
 }
 
 /// The run at `version`, folded from its first batch on.

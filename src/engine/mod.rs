@@ -21,6 +21,7 @@ mod late;
 mod leases;
 mod leases_lost;
 mod marks;
+mod once;
 mod polls;
 mod reads;
 mod relays;
