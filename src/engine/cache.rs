@@ -15,7 +15,7 @@ use tokio::time::timeout;
 use super::Core;
 use super::error::Fault;
 use super::grouped::Grouped;
-use super::once::Once;
+use super::shared_read::SharedRead;
 use crate::domain::decision::RunWrite;
 use crate::domain::ids::RunId;
 use crate::domain::run::{RunState, StoredBatch, fold};
@@ -121,7 +121,9 @@ struct Slot {
     memory: Mutex<Memory>,
     used: AtomicU64,
     moved: Notify,
-    reads: Once,
+    reads: SharedRead,
+    /// The newest version that a read has found.
+    found: AtomicU64,
 }
 
 /// Tells when this node writes a run. A run that was forgotten meanwhile tells nothing, so whoever
@@ -168,7 +170,8 @@ impl Cache {
             memory: Mutex::default(),
             used: AtomicU64::new(used),
             moved: Notify::new(),
-            reads: Once::default(),
+            reads: SharedRead::default(),
+            found: AtomicU64::new(0),
         });
         slots.insert(run, Arc::clone(&slot));
         slot
@@ -433,9 +436,19 @@ async fn read(
     slot: &Slot,
     is_good: impl Fn(&Cached) -> bool,
 ) -> Result<Option<Cached>, Fault> {
-    let known = |is_new| slot.known().filter(|known| is_new || is_good(known));
+    let known = |is_new| {
+        let known = slot.known()?;
+        // What was read may be forgotten, and something older kept after it.
+        let is_newest = known.state.version >= slot.found.load(Ordering::SeqCst);
+        (is_newest && (is_new || is_good(&known))).then_some(known)
+    };
     slot.reads
-        .read(|is_new| known(is_new).map(Some), refresh(core, slot))
+        .read(|is_new| known(is_new).map(Some), async {
+            let found = refresh(core, slot).await?;
+            let version = found.as_ref().map_or(0, |found| found.state.version);
+            slot.found.fetch_max(version, Ordering::SeqCst);
+            Ok(found)
+        })
         .await
 }
 

@@ -12,8 +12,8 @@ use crate::store::asks;
 use crate::store::claim::Claimed;
 use crate::store::others::Pace;
 
-/// Claims of one queue while other nodes claim from it, too. Meanwhile what this node opens goes to polls that
-/// wait here, with no claim.
+/// Claims of one queue while other nodes write, too. Meanwhile what this node opens goes to polls that wait here,
+/// with no claim.
 const PACE: Pace = Pace {
     interval: Duration::from_millis(25),
     enough: 24,
@@ -80,10 +80,21 @@ async fn run(core: &Arc<Core>, key: &QueueKey) {
                 return;
             }
         }
-        let waiting = || core.registry.waiting(key);
-        let others = &core.store.others;
-        others.rest(&PACE, begun, served, most, waiting).await;
+        if hands_over(core, key) {
+            let waiting = || core.registry.waiting(key);
+            let others = &core.store.others;
+            others.rest(&PACE, begun, served, most, waiting).await;
+        }
     }
+}
+
+/// Whether commits hand tasks of a queue to polls while a claim is under way. Where they do not, polls wait for
+/// claims, and claims must not wait.
+fn hands_over(core: &Core, key: &QueueKey) -> bool {
+    core.settings.hand_off
+        && !key.kind.is_ask()
+        && !core.limits(key.kind).any()
+        && core.registry.is_plain(key)
 }
 
 /// Claims from the table that holds the kind, and then what runs in sessions.

@@ -412,6 +412,13 @@ impl Registry {
         }
     }
 
+    /// Whether what becomes ready now goes to polls at once, also while a claim is under way.
+    pub fn is_plain(&self, key: &QueueKey) -> bool {
+        let inner = self.inner();
+        let queue = inner.queues.get(key);
+        queue.is_some_and(|queue| queue.ordered == Some(false) && !queue.picky)
+    }
+
     /// Speaks for a poll that may take such a task: one of the worker that keeps its run in memory, or
     /// the one that has waited longest.
     pub fn reserve(&self, routing: &Routing) -> Option<Reserved> {

@@ -189,11 +189,8 @@ impl Line {
 impl Jobs {
     /// Jobs that wait for the next statement.
     fn waiting(&self) -> usize {
-        let lines = [&self.asked, &self.giving_way, &self.due];
-        lines
-            .iter()
-            .map(|line| line.held.len() + line.queue.len())
-            .sum()
+        let of = |line: &Line| line.held.len() + line.queue.len();
+        of(&self.asked) + of(&self.due) + of(&self.giving_way).min(FEW)
     }
 
     /// The jobs of the next statement, `most` at most; `None` when there will be no more. While callers and
@@ -298,9 +295,9 @@ async fn run(store: Store, mut jobs: Jobs, most: usize) {
             let _ = answer.send(outcome);
         }
         let (others, served) = (&store.others, items.len());
-        others
-            .rest(&PACE, begun, served, most, || jobs.waiting())
-            .await;
+        drop(items);
+        let waiting = || jobs.waiting();
+        others.rest(&PACE, begun, served, most, waiting).await;
     }
 }
 
