@@ -310,7 +310,13 @@ fn a_hand_off_does_not_pass_a_backlog_that_has_an_order() {
         let (profile, polls) = registry.next_claim(&key, 9).unwrap();
         let two = park(&registry, &key, &profile, &worker(2));
         assert_eq!(taken(&registry), None, "the first look is under way");
+        assert!(!registry.is_plain(&key), "who knows");
         registry.saw(&key, ordered);
+        assert_eq!(registry.is_plain(&key), !ordered);
+        registry.picky(&key, true);
+        assert!(!registry.is_plain(&key), "some tasks wait for their own");
+        registry.picky(&key, false);
+        assert_eq!(registry.waiting(&key), 1, "one is spoken for");
         let wanted = (!ordered).then(|| worker(2));
         assert_eq!(taken(&registry), wanted, "a look is under way");
         // It found a task for each poll, and there may be more.
