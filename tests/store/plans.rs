@@ -99,6 +99,21 @@ async fn no_background_work(admin: &mut PgConnection) {
     }
 }
 
+/// A connection that holds a snapshot from before whatever comes, as a backup does.
+async fn old_snapshot(bench: &Bench) -> PgConnection {
+    let mut backup = bench.db.connect().await;
+    execute(&mut backup, "begin isolation level repeatable read").await;
+    number(&mut backup, "select count(*) from tasks").await;
+    backup
+}
+
+const INTO_TASKS: &str =
+    "insert into tasks (run_id, task_no, kind, namespace, queue, task_type, priority,
+    fairness_weight, needs, state, visible_at, attempt, lease_ms)";
+const INTO_RUNS: &str =
+    "insert into workflow_runs (run_id, namespace, workflow_id, run_number, workflow_type, queue,
+    version, next_event_id, status, started_at, last_progress_at, memo, search_attributes)";
+
 /// Every hot statement with its cost, in an order in which each has something to do.
 async fn run_everything(bench: &Bench) -> Vec<(&'static str, Cost)> {
     let (store, door) = single(bench).await;
@@ -524,8 +539,7 @@ async fn fifty_thousand_dead_tasks_are_not_waded_through() {
     no_background_work(&mut admin).await;
     // As they come and go: opened ready, claimed, closed.
     let tasks = format!(
-        "insert into tasks (run_id, task_no, kind, namespace, queue, task_type, priority, fairness_weight, needs, state,
-             visible_at, attempt, lease_ms)
+        "{INTO_TASKS}
          select 'dead' || n, 1, n % 2, 'default', 'q', 'greet', 5, 1, 0, 0, clock_timestamp() - interval '1 h', 0, 30000
          from generate_series(1, {DEAD}) n"
     );
@@ -579,9 +593,7 @@ async fn rows_are_found_by_key_although_tables_are_said_to_be_empty() {
     execute(&mut admin, &relays).await;
     execute(&mut admin, "delete from relays").await;
     execute(&mut admin, "vacuum (truncate off, analyze) timers, relays").await;
-    let mut backup = bench.db.connect().await;
-    execute(&mut backup, "begin isolation level repeatable read").await;
-    number(&mut backup, "select count(*) from tasks").await;
+    let mut backup = old_snapshot(&bench).await;
     execute(&mut admin, &fill("second")).await;
     execute(&mut admin, "delete from tasks").await;
     execute(&mut admin, &relays).await;
@@ -603,22 +615,20 @@ async fn dead_tasks_before_a_mark_are_not_walked_over() {
     let bench = Bench::new().await;
     let mut admin = bench.db.connect().await;
     no_background_work(&mut admin).await;
-    let mut backup = bench.db.connect().await;
-    execute(&mut backup, "begin isolation level repeatable read").await;
-    number(&mut backup, "select count(*) from tasks").await;
+    let mut backup = old_snapshot(&bench).await;
     let tasks = format!(
-        "insert into tasks (run_id, task_no, kind, namespace, queue, task_type, priority, fairness_weight, needs, state,
-             visible_at, attempt, lease_ms)
+        "{INTO_TASKS}
          select lpad(n::text, 26, '0'), 1, 0, 'default', 'q', 'greet', 5, 1, 0, 0,
              timestamptz '2020-01-01 00:00Z' + n * interval '1 ms', 0, 30000
          from generate_series(1, {DEAD} + 2) n"
     );
     execute(&mut admin, &tasks).await;
-    let runs = "insert into workflow_runs (run_id, namespace, workflow_id, run_number, workflow_type, queue, version,
-             next_event_id, status, started_at, last_progress_at, memo, search_attributes)
-         select lpad(n::text, 26, '0'), 'default', n, 1, 'greet', 'q', 1, 2, 0, now(), now(), '{}', '{}'
-         from generate_series(20001, 20002) n";
-    execute(&mut admin, runs).await;
+    let runs = format!(
+        "{INTO_RUNS}
+         select lpad(n::text, 26, '0'), 'default', n, 1, 'greet', 'q', 1, 2, 0, now(), now(), '{{}}', '{{}}'
+         from generate_series({DEAD} + 1, {DEAD} + 2) n"
+    );
+    execute(&mut admin, &runs).await;
     execute(
         &mut admin,
         &format!("delete from tasks where run_id <= lpad({DEAD}::text, 26, '0')"),
@@ -669,20 +679,16 @@ async fn dead_tasks_of_the_same_age_are_not_walked_over() {
     let bench = Bench::new().await;
     let mut admin = bench.db.connect().await;
     no_background_work(&mut admin).await;
-    let mut backup = bench.db.connect().await;
-    execute(&mut backup, "begin isolation level repeatable read").await;
-    number(&mut backup, "select count(*) from tasks").await;
+    let mut backup = old_snapshot(&bench).await;
     let run = format!("{:0>26}", 7);
     let tasks = format!(
-        "insert into tasks (run_id, task_no, kind, namespace, queue, task_type, priority, fairness_weight, needs, state,
-             visible_at, attempt, lease_ms)
+        "{INTO_TASKS}
          select '{run}', n, 1, 'default', 'q', 'greet', 5, 1, 0, 0, timestamptz '2020-01-01 00:00Z', 0, 30000
          from generate_series(1, {DEAD} + 3) n"
     );
     execute(&mut admin, &tasks).await;
     let runs = format!(
-        "insert into workflow_runs (run_id, namespace, workflow_id, run_number, workflow_type, queue, version,
-             next_event_id, status, started_at, last_progress_at, memo, search_attributes)
+        "{INTO_RUNS}
          values ('{run}', 'default', 'w', 1, 'greet', 'q', 1, 2, 0, now(), now(), '{{}}', '{{}}')"
     );
     execute(&mut admin, &runs).await;
