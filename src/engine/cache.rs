@@ -393,11 +393,7 @@ fn extend_history(write: &RunWrite, base: Option<&Cached>) -> Option<CachedHisto
 
 /// The run, from memory if it is there, whatever its age.
 pub(super) async fn recent(core: &Core, run: RunId) -> Result<Option<Cached>, Fault> {
-    let slot = core.cache.slot(run);
-    match slot.known() {
-        Some(cached) => Ok(Some(cached)),
-        None => read(core, &slot, |_| true).await,
-    }
+    read(core, run, |_| true).await
 }
 
 /// The run at `version` at least; an older memory is caught up from the database. None when it is removed
@@ -407,35 +403,34 @@ pub(super) async fn at_least(
     run: RunId,
     version: u64,
 ) -> Result<Option<Cached>, Fault> {
-    let slot = core.cache.slot(run);
-    let known = slot.known();
-    match known {
-        Some(cached) if cached.state.version >= version => Ok(Some(cached)),
-        _ => {
-            let found = read(core, &slot, |known| known.state.version >= version).await?;
-            if found
-                .as_ref()
-                .is_some_and(|found| found.state.version < version)
-            {
-                core.cache.remove(run);
-                return Ok(None);
-            }
-            Ok(found)
-        }
+    let found = read(core, run, |known| known.state.version >= version).await?;
+    if found
+        .as_ref()
+        .is_some_and(|found| found.state.version < version)
+    {
+        core.cache.remove(run);
+        return Ok(None);
     }
+    Ok(found)
 }
 
 /// The run as the database has it now.
 pub(super) async fn newest(core: &Core, run: RunId) -> Result<Option<Cached>, Fault> {
-    read(core, &core.cache.slot(run), |_| false).await
+    read(core, run, |_| false).await
 }
 
-/// Reads a run, unless what another read has found meanwhile is good enough or was read after the question.
+/// The run from memory if that is good enough; else it is read, unless another read finds it so meanwhile or begins
+/// after the question.
 async fn read(
     core: &Core,
-    slot: &Slot,
+    run: RunId,
     is_good: impl Fn(&Cached) -> bool,
 ) -> Result<Option<Cached>, Fault> {
+    let slot = &*core.cache.slot(run);
+    let good = slot.known().filter(&is_good);
+    if good.is_some() {
+        return Ok(good);
+    }
     let known = |is_new| {
         let known = slot.known()?;
         // What was read may be forgotten, and something older kept after it.

@@ -185,22 +185,10 @@ struct PlainRow {
 }
 
 impl PlainRow {
-    fn position(&self) -> sqlx::Result<Option<Position>> {
-        let (Some(priority), Some(ready_at)) = (self.priority, self.visible_at) else {
-            return Ok(None);
-        };
-        let task = match (&self.run_id, self.task_no) {
-            (Some(run), Some(no)) => Some(TaskId {
-                run: run_id(run)?,
-                no: unsigned32(no),
-            }),
-            _ => None,
-        };
-        Ok(Some(Position {
-            priority: u8::try_from(priority).unwrap_or(u8::MAX),
-            ready_at: ready_at.into(),
-            task,
-        }))
+    /// The place of all tasks of the same age.
+    fn position(&self) -> Option<Position> {
+        let priority = u8::try_from(self.priority?).unwrap_or(u8::MAX);
+        Some(Position::of_age(priority, self.visible_at?.into()))
     }
 
     /// The task of the row; the only row of a claim that gave nothing has none.
@@ -290,14 +278,18 @@ pub async fn claim<'e>(
     let mut plain = Plain::default();
     for row in rows {
         plain.at = Some(row.at.into());
-        plain.last = plain.last.max(row.position()?);
         plain.classes |= row.classes;
         plain.preferred |= row.preferred.is_some();
         plain.priorities |= row
             .priority
             .is_some_and(|priority| priority != i16::from(DEFAULT_PRIORITY));
+        let of_age = row.position();
         if let Some(claimed) = row.claimed() {
-            plain.claimed.push(claimed.try_into()?);
+            let claimed = Claimed::try_from(claimed)?;
+            let task = Some(claimed.task);
+            let position = of_age.map(|of_age| Position { task, ..of_age });
+            plain.last = plain.last.max(position);
+            plain.claimed.push(claimed);
         }
     }
     Ok(plain)

@@ -50,12 +50,8 @@ impl Others {
         self.until.store(until, Ordering::Relaxed);
     }
 
-    /// Whether one of them has said something lately.
-    pub fn are_there(&self) -> bool {
-        self.are_there_at(Instant::now())
-    }
-
-    fn are_there_at(&self, now: Instant) -> bool {
+    /// Whether one of them has said something shortly before this time.
+    fn are_there(&self, now: Instant) -> bool {
         let until = Duration::from_millis(self.until.load(Ordering::Relaxed));
         now.saturating_duration_since(self.since) < until
     }
@@ -70,7 +66,7 @@ impl Others {
         most: usize,
         waiting: impl Fn() -> usize,
     ) {
-        if !(MUCH..most).contains(&served) || !self.are_there() {
+        if !(MUCH..most).contains(&served) || !self.are_there(Instant::now()) {
             return;
         }
         let end = begun + pace.interval;
@@ -131,9 +127,9 @@ mod tests {
     #[test]
     fn others_are_there_for_a_while_after_their_last_word() {
         let others = Others::default();
-        assert!(!others.are_there());
+        assert!(!others.are_there(Instant::now()));
         others.heard();
-        assert!(others.are_there());
-        assert!(!others.are_there_at(Instant::now() + HEARD_FOR));
+        assert!(others.are_there(Instant::now()));
+        assert!(!others.are_there(Instant::now() + HEARD_FOR));
     }
 }
