@@ -76,6 +76,18 @@ text_id! {
 }
 
 const CROCKFORD: &[u8; 32] = b"0123456789ABCDEFGHJKMNPQRSTVWXYZ";
+/// What no character of an id stands for.
+const NO_DIGIT: u8 = 32;
+/// What each byte stands for.
+const DIGITS: [u8; 256] = {
+    let mut digits = [NO_DIGIT; 256];
+    let mut digit = 0;
+    while digit < CROCKFORD.len() {
+        digits[CROCKFORD[digit] as usize] = digit as u8;
+        digit += 1;
+    }
+    digits
+};
 const ULID_LENGTH: usize = 26;
 const RANDOM_BITS: u32 = 80;
 const RANDOM_MASK: u128 = (1 << RANDOM_BITS) - 1;
@@ -111,15 +123,61 @@ fn mix(mut x: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-impl fmt::Display for RunId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut text = [0u8; ULID_LENGTH];
-        let mut rest = self.0;
-        for place in text.iter_mut().rev() {
+/// Characters of the longest id: a run, and two numbers or a letter and one.
+const LONGEST_ID: usize = ULID_LENGTH + 1 + 1 + 20;
+
+/// An id being written. Each request writes some dozens of them, so that is done on the stack, without the detour
+/// over the formatter.
+struct IdText {
+    text: [u8; LONGEST_ID],
+    length: usize,
+}
+
+impl IdText {
+    fn of(run: RunId) -> Self {
+        let mut text = [0; LONGEST_ID];
+        let mut rest = run.0;
+        for place in text[..ULID_LENGTH].iter_mut().rev() {
             *place = CROCKFORD[(rest & 31) as usize];
             rest >>= 5;
         }
-        f.write_str(std::str::from_utf8(&text).unwrap_or_default())
+        Self {
+            text,
+            length: ULID_LENGTH,
+        }
+    }
+
+    fn then(mut self, character: u8) -> Self {
+        self.text[self.length] = character;
+        self.length += 1;
+        self
+    }
+
+    fn number(mut self, mut number: u64) -> Self {
+        let first = self.length;
+        while {
+            self = self.then(b'0' + (number % 10) as u8);
+            number /= 10;
+            number > 0
+        } {}
+        self.text[first..self.length].reverse();
+        self
+    }
+
+    fn as_str(&self) -> &str {
+        std::str::from_utf8(&self.text[..self.length]).unwrap_or_default()
+    }
+}
+
+impl RunId {
+    fn text(self) -> IdText {
+        IdText::of(self)
+    }
+}
+
+impl fmt::Display for RunId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.text().as_str())
     }
 }
 
@@ -144,11 +202,11 @@ impl FromStr for RunId {
         }
         let mut value: u128 = 0;
         for (place, byte) in text.bytes().enumerate() {
-            let digit = CROCKFORD.iter().position(|c| *c == byte).ok_or(NotAnId)? as u128;
-            if place == 0 && digit > 7 {
+            let digit = DIGITS[usize::from(byte)];
+            if digit == NO_DIGIT || (place == 0 && digit > 7) {
                 return Err(NotAnId);
             }
-            value = (value << 5) | digit;
+            value = (value << 5) | u128::from(digit);
         }
         Ok(Self(value))
     }
@@ -156,7 +214,7 @@ impl FromStr for RunId {
 
 impl Serialize for RunId {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
+        serializer.serialize_str(self.text().as_str())
     }
 }
 
@@ -183,9 +241,15 @@ pub struct TaskId {
     pub no: TaskNo,
 }
 
+impl TaskId {
+    fn text(self) -> IdText {
+        self.run.text().then(b'-').number(self.no.into())
+    }
+}
+
 impl fmt::Display for TaskId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}-{}", self.run, self.no)
+        f.write_str(self.text().as_str())
     }
 }
 
@@ -203,7 +267,7 @@ impl FromStr for TaskId {
 
 impl Serialize for TaskId {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
+        serializer.serialize_str(self.text().as_str())
     }
 }
 
@@ -226,7 +290,8 @@ pub struct AttemptId {
 
 impl fmt::Display for AttemptId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}-{}", self.task, self.attempt)
+        let text = self.task.text().then(b'-').number(self.attempt.into());
+        f.write_str(text.as_str())
     }
 }
 
@@ -278,26 +343,27 @@ pub enum Part {
 }
 
 impl Part {
-    fn letter(self) -> char {
+    fn letter(self) -> u8 {
         match self {
-            Self::Event => 'e',
-            Self::Activity => 'a',
-            Self::Timer => 't',
-            Self::Signal => 's',
-            Self::Command => 'c',
-            Self::Failure => 'f',
-            Self::Link => 'l',
-            Self::Wait => 'w',
-            Self::Update => 'u',
-            Self::Call => 'k',
-            Self::Message => 'm',
+            Self::Event => b'e',
+            Self::Activity => b'a',
+            Self::Timer => b't',
+            Self::Signal => b's',
+            Self::Command => b'c',
+            Self::Failure => b'f',
+            Self::Link => b'l',
+            Self::Wait => b'w',
+            Self::Update => b'u',
+            Self::Call => b'k',
+            Self::Message => b'm',
         }
     }
 }
 
 /// The id of part `n` of `run`, for example `01J…-e12`.
 pub fn part_id(run: RunId, part: Part, n: u64) -> String {
-    format!("{run}-{}{n}", part.letter())
+    let text = run.text().then(b'-').then(part.letter()).number(n);
+    text.as_str().to_owned()
 }
 
 #[cfg(test)]
@@ -315,6 +381,16 @@ mod tests {
         assert_eq!(task.to_string().parse(), Ok(task));
         let attempt = AttemptId { task, attempt: 12 };
         assert_eq!(attempt.to_string().parse(), Ok(attempt));
+        assert_eq!(
+            part_id(run, Part::Event, u64::MAX),
+            format!("{text}-e18446744073709551615")
+        );
+        assert_eq!(part_id(run, Part::Timer, 0), format!("{text}-t0"));
+        let most = AttemptId {
+            task: TaskId { run, no: u32::MAX },
+            attempt: u32::MAX,
+        };
+        assert_eq!(most.to_string(), format!("{text}-4294967295-4294967295"));
         for bad in ["", "x", "-1", "8ZZZZZZZZZZZZZZZZZZZZZZZZZ"] {
             assert_eq!(bad.parse::<RunId>(), Err(NotAnId), "{bad}");
         }

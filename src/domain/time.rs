@@ -91,7 +91,7 @@ fn put(text: &mut [u8; TEXT_LENGTH], end: usize, digits: usize, mut number: i64)
 impl Timestamp {
     /// The text of it. Every event and every answer has several, so it is written without the detour
     /// over a calendar library; the date is computed as in Howard Hinnant's `civil_from_days`.
-    fn text(self) -> [u8; TEXT_LENGTH] {
+    pub fn text(self) -> [u8; TEXT_LENGTH] {
         let (seconds, micros) = (self.0 / MICROS_PER_SECOND, self.0 % MICROS_PER_SECOND);
         let (days, of_day) = (seconds / SECONDS_PER_DAY, seconds % SECONDS_PER_DAY);
         // Days since 0000-03-01, in eras of 400 years; years begin in March.

@@ -49,7 +49,7 @@ pub struct Source {
 impl Source {
     /// The layer, which is the first module; `main` for the binary, nothing for the library's root.
     pub fn layer(&self) -> Option<&str> {
-        if self.path == "src/main.rs" {
+        if ["src/main.rs", "src/allocator.rs"].contains(&self.path.as_str()) {
             return Some("main");
         }
         self.module.first().map(String::as_str)

@@ -2,7 +2,7 @@
 //! labels costs more than counting.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use actix_web::http::{Method, StatusCode};
@@ -15,8 +15,8 @@ const OTHER: &str = "other";
 
 #[derive(Default)]
 struct Handles {
-    counters: HashMap<(Option<usize>, &'static str, u16), Counter>,
-    histograms: HashMap<Option<usize>, Histogram>,
+    counters: BTreeMap<(Option<usize>, u16, &'static str), Counter>,
+    histograms: BTreeMap<Option<usize>, Histogram>,
 }
 
 thread_local! {
@@ -43,7 +43,7 @@ pub fn answered(
     HANDLES.with_borrow_mut(|handles| {
         handles
             .counters
-            .entry((place, method, status.as_u16()))
+            .entry((place, status.as_u16(), method))
             .or_insert_with(|| {
                 metrics::counter!("dw_requests_total", "method" => method,
                     "route" => name.to_owned(), "status" => status.as_u16().to_string())

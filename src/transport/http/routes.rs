@@ -1,6 +1,5 @@
 //! Which routes exist, read from the generated document, to tell an unknown path from a wrong method.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use utoipa::openapi::{OpenApi, PathItem};
@@ -16,7 +15,7 @@ pub struct RouteTable {
 /// What may follow some first segments of a path.
 #[derive(Clone, Debug, Default)]
 struct Node {
-    fixed: HashMap<Box<str>, Node>,
+    fixed: Vec<(Box<str>, Node)>,
     any: Option<Box<Node>>,
     /// The route that ends here.
     route: Option<usize>,
@@ -29,10 +28,19 @@ impl Node {
             node = if segment.starts_with('{') {
                 node.any.get_or_insert_default()
             } else {
-                node.fixed.entry(segment.into()).or_default()
+                node.follow(segment)
             };
         }
         node.route.get_or_insert(route);
+    }
+
+    fn follow(&mut self, segment: &str) -> &mut Self {
+        let known = self.fixed.iter().position(|(name, _)| **name == *segment);
+        let place = known.unwrap_or_else(|| {
+            self.fixed.push((segment.into(), Self::default()));
+            self.fixed.len() - 1
+        });
+        &mut self.fixed[place].1
     }
 
     fn find(&self, path: Option<&str>) -> Option<usize> {
@@ -43,7 +51,8 @@ impl Node {
             Some((segment, rest)) => (segment, Some(rest)),
             None => (path, None),
         };
-        let fixed = self.fixed.get(segment).and_then(|node| node.find(rest));
+        let fixed = self.fixed.iter().find(|(name, _)| **name == *segment);
+        let fixed = fixed.and_then(|(_, node)| node.find(rest));
         fixed.or_else(|| {
             let any = self.any.as_ref().filter(|_| !segment.is_empty())?;
             any.find(rest)

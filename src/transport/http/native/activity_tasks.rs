@@ -18,7 +18,7 @@ use crate::protocol::reason::Reason;
 
 use super::super::problems::Problems;
 use super::answer::{Answer, Failure, Native};
-use super::call::{Call, WorkerOnly};
+use super::call::{Call, Reporter, WorkerOnly};
 use super::leases::{self, Named};
 use super::polls::{self, PollBody};
 use super::sessions;
@@ -217,14 +217,14 @@ pub struct ActivityTaskCompleteRequest {
         (status = 409, description = "The attempt is over, or the run is closed."), (status = 422, description = "Fields.")))]
 #[post("/activity-tasks/{taskId}/complete")]
 pub async fn complete_activity_task(
-    call: Call<WorkerOnly, ActivityTaskCompleteRequest>,
+    call: Call<Reporter, ActivityTaskCompleteRequest>,
     task: Path<String>,
 ) -> Native {
     Native(Box::pin(complete(call, &task)).await)
 }
 
 async fn complete(
-    mut call: Call<WorkerOnly, ActivityTaskCompleteRequest>,
+    mut call: Call<Reporter, ActivityTaskCompleteRequest>,
     task: &str,
 ) -> Result<Answer, Failure> {
     let body = &call.body;
@@ -389,14 +389,14 @@ pub struct ActivityFailureBody {
         (status = 409, description = "The attempt is over, or the run is closed."), (status = 422, description = "Fields.")))]
 #[post("/activity-tasks/{taskId}/fail")]
 pub async fn fail_activity_task(
-    call: Call<WorkerOnly, ActivityTaskFailureRequest>,
+    call: Call<Reporter, ActivityTaskFailureRequest>,
     task: Path<String>,
 ) -> Native {
     Native(fail(call, &task).await)
 }
 
 async fn fail(
-    mut call: Call<WorkerOnly, ActivityTaskFailureRequest>,
+    mut call: Call<Reporter, ActivityTaskFailureRequest>,
     task: &str,
 ) -> Result<Answer, Failure> {
     let said = call.body.failure.take();

@@ -2,7 +2,6 @@
 //! body, credential, role, protocol version, namespace, fields.
 
 use std::future::Future;
-use std::marker::PhantomData;
 use std::pin::Pin;
 
 use actix_web::error::InternalError;
@@ -28,6 +27,10 @@ use super::answer::Failure;
 pub trait Allowed: 'static {
     /// The roles.
     const ROLES: &'static [Role];
+    /// What is remembered of a body, to know it again.
+    type Digest;
+    /// Looks it up in the body.
+    fn digest(body: &[u8]) -> Self::Digest;
 }
 
 /// Workers only.
@@ -36,6 +39,20 @@ pub struct WorkerOnly;
 
 impl Allowed for WorkerOnly {
     const ROLES: &'static [Role] = &[Role::Worker];
+    type Digest = ();
+    fn digest(_: &[u8]) {}
+}
+
+/// Workers only, who report what may be reported once.
+#[derive(Debug)]
+pub struct Reporter;
+
+impl Allowed for Reporter {
+    const ROLES: &'static [Role] = WorkerOnly::ROLES;
+    type Digest = Digest;
+    fn digest(body: &[u8]) -> Digest {
+        body::digest(body)
+    }
 }
 
 /// Every role: a registration may also come from whoever looks for trouble.
@@ -44,10 +61,12 @@ pub struct AnyRole;
 
 impl Allowed for AnyRole {
     const ROLES: &'static [Role] = &[Role::Worker, Role::Operator, Role::Admin];
+    type Digest = ();
+    fn digest(_: &[u8]) {}
 }
 
 /// A request that passed every check.
-pub struct Call<R, T> {
+pub struct Call<R: Allowed, T> {
     /// Shared state.
     pub api: Data<Local>,
     /// Who calls.
@@ -60,8 +79,7 @@ pub struct Call<R, T> {
     /// The body.
     pub body: T,
     /// Digest of the body as it was sent.
-    pub digest: Digest,
-    role: PhantomData<R>,
+    pub digest: R::Digest,
 }
 
 impl<R: Allowed, T: DeserializeOwned + 'static> FromRequest for Call<R, T> {
@@ -103,8 +121,7 @@ async fn check<R: Allowed, T: DeserializeOwned>(
         version,
         namespace,
         body: parsed?,
-        digest: body::digest(&bytes),
-        role: PhantomData,
+        digest: R::digest(&bytes),
     })
 }
 

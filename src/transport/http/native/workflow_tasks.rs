@@ -20,7 +20,7 @@ use super::super::compression::HistoryEncoding;
 use super::super::fields::Int;
 use super::super::problems::Problems;
 use super::answer::{Answer, Failure, Fields, Native};
-use super::call::{Call, WorkerOnly};
+use super::call::{Call, Reporter, WorkerOnly};
 use super::cancellations::request_object;
 use super::commands::{self, CommandRequest};
 use super::leases::{self, Named};
@@ -239,14 +239,14 @@ pub struct WorkflowTaskCompleteRequest {
         (status = 422, description = "A command is not valid, or a limit of the run would be exceeded.")))]
 #[post("/workflow-tasks/{taskId}/complete")]
 pub async fn complete_workflow_task(
-    call: Call<WorkerOnly, WorkflowTaskCompleteRequest>,
+    call: Call<Reporter, WorkflowTaskCompleteRequest>,
     task: Path<String>,
 ) -> Native {
     Native(Box::pin(complete(call, &task)).await)
 }
 
 async fn complete(
-    mut call: Call<WorkerOnly, WorkflowTaskCompleteRequest>,
+    mut call: Call<Reporter, WorkflowTaskCompleteRequest>,
     task: &str,
 ) -> Result<Answer, Failure> {
     let sent = call.body.commands.take();
@@ -297,7 +297,7 @@ async fn complete(
 
 /// What a completion asks for, after the checks of its fields and the gates of version and capability.
 async fn check(
-    call: &Call<WorkerOnly, WorkflowTaskCompleteRequest>,
+    call: &Call<Reporter, WorkflowTaskCompleteRequest>,
     sent: Vec<CommandRequest>,
     streams_used: bool,
     sticky: Option<&RawValue>,
@@ -441,14 +441,14 @@ const MAX_KEPT_MESSAGE: usize = 4_096;
         (status = 409, description = "The caller does not hold it."), (status = 422, description = "Fields.")))]
 #[post("/workflow-tasks/{taskId}/fail")]
 pub async fn fail_workflow_task(
-    call: Call<WorkerOnly, WorkflowTaskFailureRequest>,
+    call: Call<Reporter, WorkflowTaskFailureRequest>,
     task: Path<String>,
 ) -> Native {
     Native(fail(call, &task).await)
 }
 
 async fn fail(
-    call: Call<WorkerOnly, WorkflowTaskFailureRequest>,
+    call: Call<Reporter, WorkflowTaskFailureRequest>,
     task: &str,
 ) -> Result<Answer, Failure> {
     let body = &call.body;
