@@ -118,6 +118,8 @@ pub fn keep_free_memory_for_a_moment() {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise")]
+
     use super::*;
 
     /// A block that grows and shrinks through every kind keeps its bytes.
@@ -153,9 +155,7 @@ mod tests {
             let zeros = vec![0_u8; size];
             assert!(zeros.iter().all(|byte| *byte == 0));
             for align in [8, PAGE, PAGE * 4] {
-                let Ok(layout) = Layout::from_size_align(size, align) else {
-                    panic!("{size} and {align} make no layout");
-                };
+                let layout = Layout::from_size_align(size, align).unwrap();
                 // SAFETY: the size is not zero, and the block goes back as what it was handed out.
                 unsafe {
                     let block = Allocator.alloc(layout);

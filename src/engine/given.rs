@@ -2,7 +2,8 @@
 //! another node, and is given the same task while it holds it.
 //!
 //! What this node gave it remembers. What another node gave, or this one before it was started anew, is
-//! looked for in the database, unless the worker is known to poll here only.
+//! looked for in the database, unless the worker is known to poll here only. A poll that waits does so meanwhile, so
+//! that it can be handed a task in time; what it is given then counts only when nothing older is found.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,7 +11,7 @@ use std::time::{Duration, Instant};
 use super::error::Fault;
 use super::grouped::Grouped;
 use super::{Core, claims};
-use crate::domain::ids::TaskQueue;
+use crate::domain::ids::{TaskId, TaskQueue};
 use crate::domain::routing::{Poller, TaskKind};
 use crate::domain::worker::Registration;
 use crate::matching::{GrantedLease, QueueKey, WorkerKey};
@@ -27,7 +28,7 @@ const MANY: usize = 8;
 const QUESTIONS_INTERVAL: Duration = Duration::from_millis(8);
 
 /// Questions about repeats. A worker that polls at several nodes asks with every poll.
-pub(super) type Questions = Grouped<Question, Option<Given>>;
+pub(super) type Questions = Grouped<Question, Vec<Given>>;
 
 /// Starts to answer questions about repeats.
 pub(super) fn questions(store: &Store) -> Questions {
@@ -67,7 +68,17 @@ impl From<Fault> for Refused {
     }
 }
 
-/// The lease that a poll of this name was given, if it is still held.
+/// What a poll of this name was given.
+pub(super) enum Before {
+    /// Nothing that is still held.
+    Nothing,
+    /// This lease, which is still held.
+    Lease(Box<GrantedLease>),
+    /// Only the database can tell.
+    Unknown(Question),
+}
+
+/// What is known here of what a poll of this name was given.
 ///
 /// # Errors
 /// [`Refused`].
@@ -76,10 +87,10 @@ pub(super) async fn before(
     worker: &Registration,
     keys: &[QueueKey],
     poller: &Poller,
-) -> Result<Option<GrantedLease>, Refused> {
-    if poller.poll_request_id.is_none() {
-        return Ok(None);
-    }
+) -> Result<Before, Refused> {
+    let Some(poll) = &poller.poll_request_id else {
+        return Ok(Before::Nothing);
+    };
     if let Some(kinds) = core.registry.contradicted(&worker.namespace, poller) {
         return Err(Refused::Bound(kinds));
     }
@@ -87,25 +98,29 @@ pub(super) async fn before(
         if first.contradicts(poller) {
             return Err(Refused::Bound(first.kinds));
         }
-        return Ok(Some(lease));
+        return Ok(Before::Lease(Box::new(lease)));
     }
     let key = WorkerKey {
         namespace: worker.namespace.clone(),
         worker: worker.worker_id.clone(),
     };
     if core.leases.is_home(&key, worker.epoch) {
-        return Ok(None);
+        return Ok(Before::Nothing);
     }
     if core.leases.visits(&key, worker.epoch) {
         core.hints.visits(&key);
     }
-    let Some(lease) = elsewhere(core, worker, keys, poller).await? else {
-        return Ok(None);
-    };
-    if !poller.kinds.contains(&lease.kind) {
-        return Err(Refused::Kind(lease.kind));
-    }
-    Ok(Some(lease))
+    let plane = keys.first().map(|key| key.kind.polled_as());
+    Ok(Before::Unknown(Question {
+        namespace: worker.namespace.clone(),
+        queues: keys.iter().map(|key| key.queue.clone()).collect(),
+        kinds: TaskKind::ALL
+            .into_iter()
+            .filter(|kind| Some(kind.polled_as()) == plane)
+            .collect(),
+        owner: poller.owner.clone(),
+        poll: Arc::clone(poll),
+    }))
 }
 
 /// The lease as this node granted it and as its row has it now, with the poll that it was given to.
@@ -153,38 +168,40 @@ async fn here(
         }))
 }
 
-/// The lease as the database has it, of any kind that polls of this one may be given.
-async fn elsewhere(
-    core: &Core,
-    worker: &Registration,
-    keys: &[QueueKey],
-    poller: &Poller,
-) -> Result<Option<GrantedLease>, Fault> {
-    let plane = keys.first().map(|key| key.kind.polled_as());
-    let kinds: Vec<TaskKind> = TaskKind::ALL
-        .into_iter()
-        .filter(|kind| Some(kind.polled_as()) == plane)
-        .collect();
-    let Some(poll) = &poller.poll_request_id else {
-        return Ok(None);
-    };
-    let question = Question {
-        namespace: worker.namespace.clone(),
-        queues: keys.iter().map(|key| key.queue.clone()).collect(),
-        kinds,
-        owner: poller.owner.clone(),
-        poll: Arc::clone(poll),
-    };
+/// The leases that the database has for a poll, of any kind that polls of this one may be given.
+///
+/// # Errors
+/// [`Fault`].
+pub(super) async fn elsewhere(core: &Core, question: Question) -> Result<Vec<GrantedLease>, Fault> {
+    let owner = question.owner.clone();
     let given = core.questions.ask(question).await?;
-    Ok(given.map(|given| GrantedLease {
+    let lease = |given: Given| GrantedLease {
         task: given.task,
         kind: given.kind,
-        owner: poller.owner.clone(),
+        owner: owner.clone(),
         attempt: given.attempt,
         seen: given.seen,
         leased_at: given.leased_at,
         lease_expires_at: given.lease_expires_at,
         start_to_close_at: given.start_to_close_at,
         heartbeat_due_at: given.heartbeat_due_at,
-    }))
+    };
+    Ok(given.into_iter().map(lease).collect())
+}
+
+/// The lease that a poll was given before, among those that the database has for it now that it has been given
+/// `own`.
+///
+/// # Errors
+/// [`Refused::Kind`].
+pub(super) fn older(
+    leases: Vec<GrantedLease>,
+    own: Option<TaskId>,
+    poller: &Poller,
+) -> Result<Option<GrantedLease>, Refused> {
+    let older = leases.into_iter().find(|lease| Some(lease.task) != own);
+    match older {
+        Some(lease) if !poller.kinds.contains(&lease.kind) => Err(Refused::Kind(lease.kind)),
+        older => Ok(older),
+    }
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::error::Fault;
+use super::given::Before;
 use super::unserved::Nothing;
 use super::{Engine, cache, claims, given};
 use crate::domain::features;
@@ -15,6 +16,7 @@ use crate::domain::run::{Activity, ReplayMode, RunState};
 use crate::domain::session::Session;
 use crate::domain::worker::{Registration, WorkerStatus};
 use crate::matching::{Ended, Grant, GrantedLease, QueueKey, WorkerKey};
+use crate::store::given::Question;
 use crate::store::{self, history};
 
 /// How long a poll whose time is up still waits for a task that is on its way to it.
@@ -152,9 +154,17 @@ impl Engine {
             poll_request_id: request.poll_request_id.clone(),
             kinds: request.kinds.as_slice().into(),
         };
-        if let Some(lease) = given::before(&self.core, &worker, &keys, &poller).await? {
-            let grant = Grant::new(lease, self.core.releases.clone());
-            return Ok(Polled::Task(Box::new(grant)));
+        let mut question = match given::before(&self.core, &worker, &keys, &poller).await? {
+            Before::Nothing => None,
+            Before::Lease(lease) => return Ok(self.given_again(*lease)),
+            Before::Unknown(question) => Some(question),
+        };
+        let waits = request.queues.len() == 1 && !request.wait.is_zero();
+        if let Some(question) = question.take_if(|_| !waits) {
+            let leases = given::elsewhere(&self.core, question).await?;
+            if let Some(lease) = given::older(leases, None, &poller)? {
+                return Ok(self.given_again(lease));
+            }
         }
         let ready = if request.queues.len() > 1 {
             self.ready_queues(&request.namespace, &keys, &profile)
@@ -177,7 +187,13 @@ impl Engine {
             epoch: worker.epoch,
             changes,
         };
-        self.wait(&request, admitted, keys, profile, poller).await
+        self.wait(&request, admitted, keys, profile, poller, question)
+            .await
+    }
+
+    fn given_again(&self, lease: GrantedLease) -> Polled {
+        let grant = Grant::new(lease, self.core.releases.clone());
+        Polled::Task(Box::new(grant))
     }
 
     /// The checks that every poll begins with, in the order of the contract.
@@ -277,6 +293,7 @@ impl Engine {
         keys: Vec<QueueKey>,
         profile: Profile,
         poller: Poller,
+        question: Option<Question>,
     ) -> Result<Polled, PollRefused> {
         let core = &self.core;
         let queries = keys.iter().all(|key| key.kind == TaskKind::Query);
@@ -298,7 +315,7 @@ impl Engine {
             worker,
             admitted.epoch,
             profile.clone(),
-            poller,
+            poller.clone(),
         );
         let Some(mut waiting) = parked else {
             return Ok(Polled::Shutdown);
@@ -318,19 +335,46 @@ impl Engine {
             claims::look(core, key);
         }
         let deadline = Instant::now() + request.wait;
-        let word = tokio::select! {
-            biased;
-            word = &mut waiting.word => word,
-            () = tokio::time::sleep_until(deadline) => {
-                let nothing = || Ok(Polled::TimedOut(core.nothing(&keys, &profile, began)));
-                if waiting.guard.give_up() {
-                    return nothing();
+        let mut asking = question.map(|question| Box::pin(given::elsewhere(core, question)));
+        let mut leases = Vec::new();
+        let word = loop {
+            tokio::select! {
+                biased;
+                word = &mut waiting.word => break Some(word),
+                found = async {
+                    match &mut asking {
+                        Some(asking) => asking.await,
+                        None => std::future::pending().await,
+                    }
+                } => {
+                    asking = None;
+                    leases = found?;
+                    if leases.is_empty() {
+                        continue;
+                    }
                 }
-                match tokio::time::timeout(ON_ITS_WAY, &mut waiting.word).await {
-                    Ok(word) => word,
-                    Err(_) => return nothing(),
-                }
+                () = tokio::time::sleep_until(deadline) => {}
             }
+            if waiting.guard.give_up() {
+                break None;
+            }
+            // Something is on its way to it.
+            break tokio::time::timeout(ON_ITS_WAY, &mut waiting.word)
+                .await
+                .ok();
+        };
+        if let Some(asking) = asking {
+            leases = asking.await?;
+        }
+        let own = match &word {
+            Some(Ok(Ok(grant))) => grant.lease().map(|lease| lease.task),
+            _ => None,
+        };
+        if let Some(lease) = given::older(leases, own, &poller)? {
+            return Ok(self.given_again(lease));
+        }
+        let Some(word) = word else {
+            return Ok(Polled::TimedOut(core.nothing(&keys, &profile, began)));
         };
         match word {
             Ok(Ok(grant)) => Ok(Polled::Task(Box::new(grant))),

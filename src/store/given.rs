@@ -81,7 +81,7 @@ impl Question {
 ///
 /// # Errors
 /// The database cannot be reached.
-pub async fn to_polls(pool: &PgPool, questions: &[Question]) -> sqlx::Result<Vec<Option<Given>>> {
+pub async fn to_polls(pool: &PgPool, questions: &[Question]) -> sqlx::Result<Vec<Vec<Given>>> {
     let polls: Vec<&str> = questions.iter().map(|one| &*one.poll).collect();
     let owners: Vec<&str> = questions.iter().map(|one| one.owner.as_str()).collect();
     let rows: Vec<Row> = sqlx::query_as(
@@ -104,8 +104,8 @@ pub async fn to_polls(pool: &PgPool, questions: &[Question]) -> sqlx::Result<Vec
     questions
         .iter()
         .map(|question| {
-            let row = rows.iter().find(|row| question.is_answered_by(row));
-            row.map(Row::given).transpose()
+            let rows = rows.iter().filter(|row| question.is_answered_by(row));
+            rows.map(Row::given).collect()
         })
         .collect()
 }

@@ -48,7 +48,9 @@ async fn a_repeat_at_another_node_is_given_the_same_task() {
             .is_null()
     );
     assert!(task(&there, "activity", json!({})).await.is_null());
-    let foreign = task(&there, "workflow", json!({"worker_id": "v"})).await;
+    // What a waiting repeat may have taken in the meantime is there for others.
+    let foreign = json!({"worker_id": "v", "timeout_seconds": 30});
+    let foreign = task(&there, "workflow", foreign).await;
     assert_eq!(foreign["workflow_id"], "wf1");
     // A renewal shows in the repeat, and what was repeated is reported to any node.
     let renewed = here.task(&first, "heartbeat", json!({})).await.expect(200);
@@ -91,6 +93,39 @@ async fn a_repeat_at_another_node_is_given_the_same_task() {
         .report(&again, "complete", json!({}))
         .await
         .expect(200);
+    other.stop().await;
+    server.stop().await;
+}
+
+/// Rule: a repeat that waits is given its task and nothing else, however many are ready; those that it was handed
+/// before it was known for a repeat are not lost.
+#[tokio::test(flavor = "multi_thread")]
+async fn repeats_that_wait_leave_other_tasks_to_others() {
+    const TASKS: usize = 12;
+    let done = json!([{"type": "complete_workflow"}]);
+    let server = TestServer::start().await;
+    let (other, there) = server.other_node().await;
+    let here = &server.client;
+    register(here, "w").await;
+    for n in 0..TASKS {
+        here.start(&format!("wf{n}"), "flow", "q").await;
+    }
+    let poll = |client: &Client, n: usize| {
+        let client = client.clone();
+        let fields = json!({"poll_request_id": format!("p{n}"), "timeout_seconds": 30});
+        tokio::spawn(async move { task(&client, "workflow", fields).await })
+    };
+    for n in 0..TASKS {
+        here.start(&format!("more{n}"), "flow", "q").await;
+        let first = poll(here, n).await.unwrap();
+        // The repeat waits there beside a poll that is new.
+        let (again, fresh) = (poll(&there, n), poll(&there, TASKS + n));
+        assert_eq!(again.await.unwrap(), first);
+        there.complete(&first, done.clone()).await.expect(200);
+        let fresh = fresh.await.unwrap();
+        assert!(fresh.is_object());
+        there.complete(&fresh, done.clone()).await.expect(200);
+    }
     other.stop().await;
     server.stop().await;
 }
