@@ -22,7 +22,7 @@ const PURGE_DELAY: mi_option_t = 15;
 
 /// Bytes from which a block is a mapping of its own. Payloads of a megabyte go through buffers that grow: what
 /// an allocator keeps of those for its next user is more than all that is in use, the kernel moves
-/// them without a copy, and the part of one that was never written takes no memory.
+/// them without a copy, and pages of one that were never written take no memory.
 const LARGE: usize = 512 << 10;
 /// Mappings begin at multiples of this, or of more.
 const PAGE: usize = 4 << 10;
@@ -68,8 +68,8 @@ unsafe impl GlobalAlloc for Allocator {
 
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
         if is_large(layout.size(), layout.align()) {
-            // SAFETY: a large block is a whole mapping of this size, and the caller gives it up. It is there, so
-            // that this cannot fail; memory that cannot be given back would be lost, not damaged.
+            // SAFETY: a large block is a whole mapping of this size, and the caller gives it up. The kernel may join
+            // neighbours and refuse to part them when there are too many mappings; such a block is lost, not damaged.
             let _ = unsafe { munmap(block.cast(), layout.size()) };
             return;
         }

@@ -3,7 +3,7 @@
 //!
 //! What this node gave it remembers. What another node gave, or this one before it was started anew, is
 //! looked for in the database, unless the worker is known to poll here only. A poll that waits does so meanwhile, so
-//! that it can be handed a task in time; what it is given then counts only when nothing older is found.
+//! that it can be handed a task in time; what it is given then is given back when something was given before.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -133,6 +133,7 @@ async fn here(
         .iter()
         .filter_map(|key| claims::poll_name(key, poller))
         .find_map(|name| core.leases.of_poll(&name))
+        .filter(|(lease, _)| !core.releases.is_returning(lease))
     else {
         return Ok(None);
     };
@@ -168,7 +169,8 @@ async fn here(
         }))
 }
 
-/// The leases that the database has for a poll, of any kind that polls of this one may be given.
+/// The leases that the database has for a poll, of any kind that polls of this one may be given, but for those
+/// that are on their way back.
 ///
 /// # Errors
 /// [`Fault`].
@@ -186,22 +188,26 @@ pub(super) async fn elsewhere(core: &Core, question: Question) -> Result<Vec<Gra
         start_to_close_at: given.start_to_close_at,
         heartbeat_due_at: given.heartbeat_due_at,
     };
-    Ok(given.into_iter().map(lease).collect())
+    let leases = given.into_iter().map(lease);
+    Ok(leases
+        .filter(|lease| !core.releases.is_returning(lease))
+        .collect())
 }
 
-/// The lease that a poll was given before, among those that the database has for it now that it has been given
-/// `own`.
+/// The lease that a poll is told of those that the database has for it: the first that it was given, unless that is
+/// `own`, which it is being given now. So two polls of one id choose the same one.
 ///
 /// # Errors
 /// [`Refused::Kind`].
-pub(super) fn older(
+pub(super) fn first(
     leases: Vec<GrantedLease>,
     own: Option<TaskId>,
     poller: &Poller,
 ) -> Result<Option<GrantedLease>, Refused> {
-    let older = leases.into_iter().find(|lease| Some(lease.task) != own);
-    match older {
+    let by_time = |lease: &GrantedLease| (lease.leased_at, lease.task);
+    match leases.into_iter().min_by_key(by_time) {
+        Some(lease) if Some(lease.task) == own => Ok(None),
         Some(lease) if !poller.kinds.contains(&lease.kind) => Err(Refused::Kind(lease.kind)),
-        older => Ok(older),
+        first => Ok(first),
     }
 }

@@ -45,7 +45,14 @@ struct Held {
 
 impl Held {
     fn remove(&mut self, task: TaskId) {
-        if let Some(poll) = self.tasks.remove(&task).and_then(|known| known.poll) {
+        let poll = self.tasks.remove(&task).and_then(|known| known.poll);
+        // A repeat may have been given another task under the same name.
+        if let Some(poll) = poll
+            && self
+                .polls
+                .get(&poll)
+                .is_some_and(|(lease, _)| lease.task == task)
+        {
             self.polls.remove(&poll);
         }
     }

@@ -37,6 +37,7 @@ mod starts;
 mod streams;
 mod sweeps;
 mod unserved;
+mod waits;
 mod workers;
 mod write;
 

@@ -3,11 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::Instant;
-
 use super::error::Fault;
 use super::given::Before;
 use super::unserved::Nothing;
+use super::waits::Admitted;
 use super::{Engine, cache, claims, given};
 use crate::domain::features;
 use crate::domain::ids::{AttemptId, Namespace, Part, TaskQueue, WorkerId, part_id};
@@ -15,12 +14,8 @@ use crate::domain::routing::{Poller, Profile, TaskKind};
 use crate::domain::run::{Activity, ReplayMode, RunState};
 use crate::domain::session::Session;
 use crate::domain::worker::{Registration, WorkerStatus};
-use crate::matching::{Ended, Grant, GrantedLease, QueueKey, WorkerKey};
-use crate::store::given::Question;
+use crate::matching::{Grant, GrantedLease, QueueKey};
 use crate::store::{self, history};
-
-/// How long a poll whose time is up still waits for a task that is on its way to it.
-const ON_ITS_WAY: Duration = Duration::from_secs(3);
 
 /// The capability of a worker that validates updates.
 pub(super) const VALIDATES: &str = "update_validation_tasks";
@@ -46,14 +41,6 @@ pub struct PollRequest {
     pub knows: i64,
     /// Whether a worker of its protocol version must have announced that it can own sessions.
     pub announces_sessions: bool,
-}
-
-/// What a poll was admitted with.
-struct Admitted {
-    /// Of the worker's registration.
-    epoch: u64,
-    /// Changes to registrations that were known then.
-    changes: u64,
 }
 
 /// How a poll ended.
@@ -160,9 +147,10 @@ impl Engine {
             Before::Unknown(question) => Some(question),
         };
         let waits = request.queues.len() == 1 && !request.wait.is_zero();
-        if let Some(question) = question.take_if(|_| !waits) {
+        let parks = waits && self.check_room(&keys).is_ok();
+        if let Some(question) = question.take_if(|_| !parks) {
             let leases = given::elsewhere(&self.core, question).await?;
-            if let Some(lease) = given::older(leases, None, &poller)? {
+            if let Some(lease) = given::first(leases, None, &poller)? {
                 return Ok(self.given_again(lease));
             }
         }
@@ -191,7 +179,7 @@ impl Engine {
             .await
     }
 
-    fn given_again(&self, lease: GrantedLease) -> Polled {
+    pub(super) fn given_again(&self, lease: GrantedLease) -> Polled {
         let grant = Grant::new(lease, self.core.releases.clone());
         Polled::Task(Box::new(grant))
     }
@@ -284,108 +272,6 @@ impl Engine {
             Ok(Polled::Empty(core.nothing(&keys, &profile, began)))
         })
         .await?
-    }
-
-    async fn wait(
-        &self,
-        request: &PollRequest,
-        admitted: Admitted,
-        keys: Vec<QueueKey>,
-        profile: Profile,
-        poller: Poller,
-        question: Option<Question>,
-    ) -> Result<Polled, PollRefused> {
-        let core = &self.core;
-        let queries = keys.iter().all(|key| key.kind == TaskKind::Query);
-        let room = if queries {
-            core.settings.max_parked_queries
-        } else {
-            core.settings.max_parked_polls
-        };
-        if core.registry.parked(queries) >= room {
-            return Err(PollRefused::NoCapacity { queries });
-        }
-        let began = std::time::Instant::now();
-        let worker = WorkerKey {
-            namespace: request.namespace.clone(),
-            worker: request.worker_id.clone(),
-        };
-        let parked = core.registry.park(
-            keys.clone(),
-            worker,
-            admitted.epoch,
-            profile.clone(),
-            poller.clone(),
-        );
-        let Some(mut waiting) = parked else {
-            return Ok(Polled::Shutdown);
-        };
-        // A change that came between the checks and the parking found no poll to end.
-        if core.known.changes() != admitted.changes {
-            match self.worker(&request.namespace, &request.worker_id).await? {
-                Some(worker) if worker.epoch != admitted.epoch => return Err(PollRefused::Stale),
-                Some(worker) if worker.status == WorkerStatus::Draining => {
-                    return Err(PollRefused::Draining(worker));
-                }
-                Some(_) => {}
-                None => return Err(PollRefused::Stale),
-            }
-        }
-        for key in &keys {
-            claims::look(core, key);
-        }
-        let deadline = Instant::now() + request.wait;
-        let mut asking = question.map(|question| Box::pin(given::elsewhere(core, question)));
-        let mut leases = Vec::new();
-        let word = loop {
-            tokio::select! {
-                biased;
-                word = &mut waiting.word => break Some(word),
-                found = async {
-                    match &mut asking {
-                        Some(asking) => asking.await,
-                        None => std::future::pending().await,
-                    }
-                } => {
-                    asking = None;
-                    leases = found?;
-                    if leases.is_empty() {
-                        continue;
-                    }
-                }
-                () = tokio::time::sleep_until(deadline) => {}
-            }
-            if waiting.guard.give_up() {
-                break None;
-            }
-            // Something is on its way to it.
-            break tokio::time::timeout(ON_ITS_WAY, &mut waiting.word)
-                .await
-                .ok();
-        };
-        if let Some(asking) = asking {
-            leases = asking.await?;
-        }
-        let own = match &word {
-            Some(Ok(Ok(grant))) => grant.lease().map(|lease| lease.task),
-            _ => None,
-        };
-        if let Some(lease) = given::older(leases, own, &poller)? {
-            return Ok(self.given_again(lease));
-        }
-        let Some(word) = word else {
-            return Ok(Polled::TimedOut(core.nothing(&keys, &profile, began)));
-        };
-        match word {
-            Ok(Ok(grant)) => Ok(Polled::Task(Box::new(grant))),
-            Ok(Err(Ended::Shutdown)) | Err(_) => Ok(Polled::Shutdown),
-            Ok(Err(Ended::Repeated)) => Ok(Polled::Empty(None)),
-            Ok(Err(Ended::Superseded)) => Err(PollRefused::Stale),
-            Ok(Err(Ended::Draining)) => {
-                let worker = self.worker(&request.namespace, &request.worker_id).await?;
-                Err(worker.map_or(PollRefused::Stale, PollRefused::Draining))
-            }
-        }
     }
 }
 

@@ -1,6 +1,9 @@
 //! A task on its way to a poll. If it is dropped on the way, for whatever reason, its lease is given
 //! back; only an answer that was written keeps it.
 
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
 use tokio::sync::mpsc;
 
 use crate::domain::ids::{TaskId, WorkerId};
@@ -9,6 +12,8 @@ use crate::domain::time::Timestamp;
 
 /// Give-backs that may wait to be written; what is over is left to the end of the lease.
 const RELEASES_BOUND: usize = 65_536;
+/// Hand-outs that are remembered as being on their way back.
+const RETURNING_KEPT: usize = 1_024;
 
 /// A lease that a poll was given.
 #[derive(Clone, Debug)]
@@ -33,15 +38,47 @@ pub struct GrantedLease {
     pub heartbeat_due_at: Option<Timestamp>,
 }
 
+/// A hand-out: its task and the attempt, which never goes back.
+type HandOut = (TaskId, u32);
+
 /// Where dropped grants go.
 #[derive(Clone, Debug)]
-pub struct Releases(mpsc::Sender<GrantedLease>);
+pub struct Releases {
+    queue: mpsc::Sender<GrantedLease>,
+    /// The last ones that were dropped, in order.
+    returning: Arc<Mutex<VecDeque<HandOut>>>,
+}
 
 impl Releases {
     /// A queue of leases to give back, and its reading end.
     pub fn new() -> (Self, mpsc::Receiver<GrantedLease>) {
-        let (sender, receiver) = mpsc::channel(RELEASES_BOUND);
-        (Self(sender), receiver)
+        let (queue, receiver) = mpsc::channel(RELEASES_BOUND);
+        let returning = Arc::default();
+        (Self { queue, returning }, receiver)
+    }
+
+    /// Whether a lease is being given back or was: no poll is to be told it again, though its row may still say so.
+    pub fn is_returning(&self, lease: &GrantedLease) -> bool {
+        let hand_out = (lease.task, lease.attempt);
+        self.returning().contains(&hand_out)
+    }
+
+    fn returning(&self) -> MutexGuard<'_, VecDeque<HandOut>> {
+        self.returning
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take_back(&self, lease: GrantedLease) {
+        {
+            let mut returning = self.returning();
+            if returning.len() == RETURNING_KEPT {
+                returning.pop_front();
+            }
+            returning.push_back((lease.task, lease.attempt));
+        }
+        // When the queue is full the lease runs out by itself.
+        let _ = self.queue.try_send(lease);
     }
 }
 
@@ -75,8 +112,7 @@ impl Grant {
 impl Drop for Grant {
     fn drop(&mut self) {
         if let Some(lease) = self.lease.take() {
-            // When the queue is full the lease runs out by itself.
-            let _ = self.releases.0.try_send(lease);
+            self.releases.take_back(lease);
         }
     }
 }

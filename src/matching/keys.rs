@@ -47,6 +47,8 @@ pub enum Ended {
     Superseded,
     /// The worker has asked again under the same name and no longer listens here.
     Repeated,
+    /// It stopped waiting while something was on its way to it, and that did not come.
+    GivenUp,
     /// The server stops.
     Shutdown,
 }

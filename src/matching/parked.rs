@@ -16,7 +16,7 @@ pub(super) enum Slot {
     /// Nobody has spoken for it.
     Waiting(oneshot::Sender<Word>),
     /// A commit or claim that may give it a task is under way. It is to end after that, if a reason is
-    /// there.
+    /// there; without the task, unless it has given up itself.
     Reserved(oneshot::Sender<Word>, Option<Ended>),
     /// It has its answer, or is gone.
     Over,
@@ -64,6 +64,20 @@ impl Parked {
     pub fn name(&self) -> Option<(WorkerKey, Arc<str>)> {
         let name = self.poller.poll_request_id.clone()?;
         Some((self.worker.clone(), name))
+    }
+
+    /// Stops waiting. `false` when a task may be on its way: it comes, or the word that it does not.
+    pub fn give_up(&self) -> bool {
+        let mut slot = self.slot();
+        match &mut *slot {
+            Slot::Waiting(_) => {
+                *slot = Slot::Over;
+                return true;
+            }
+            Slot::Reserved(_, why) => *why = why.or(Some(Ended::GivenUp)),
+            Slot::Over => {}
+        }
+        false
     }
 
     pub fn end(&self, why: Ended) {

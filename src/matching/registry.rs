@@ -141,7 +141,9 @@ impl Reserved {
     pub fn give(self, grant: Grant) {
         let mut slot = self.parked.slot();
         let _ = match std::mem::replace(&mut *slot, Slot::Over) {
-            Slot::Reserved(word, None) | Slot::Waiting(word) => word.send(Ok(grant)),
+            Slot::Reserved(word, None | Some(Ended::GivenUp)) | Slot::Waiting(word) => {
+                word.send(Ok(grant))
+            }
             Slot::Reserved(word, Some(why)) => word.send(Err(why)),
             Slot::Over => return,
         };
@@ -165,14 +167,9 @@ pub struct Guard {
 }
 
 impl Guard {
-    /// Stops waiting. `false` when a task may be on its way, which must then be awaited.
+    /// Stops waiting. `false` when a task may be on its way: it comes, or the word that it does not.
     pub fn give_up(&self) -> bool {
-        let mut slot = self.parked.slot();
-        if matches!(*slot, Slot::Waiting(_)) {
-            *slot = Slot::Over;
-            return true;
-        }
-        false
+        self.parked.give_up()
     }
 }
 

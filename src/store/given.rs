@@ -50,7 +50,7 @@ struct Row {
     poll_request_id: String,
 }
 
-/// What is asked for: the lease that a worker's poll was given on one of these queues, of one of these
+/// What is asked for: the leases that a worker's poll was given on one of these queues, of one of these
 /// kinds.
 #[derive(Clone, Debug)]
 pub struct Question {

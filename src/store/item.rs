@@ -1,7 +1,7 @@
 //! A decision as rows: what the door writes for it, in the door's own columns.
 
 use super::{packed, scratch};
-use crate::domain::decision::{Claim, Decision, HandOff, RunWrite, TaskEffect, TimerEffect};
+use crate::domain::decision::{Batch, Claim, Decision, HandOff, RunWrite, TaskEffect, TimerEffect};
 use crate::domain::event::Body;
 use crate::domain::ids::RunId;
 use crate::domain::lease::Hold;
@@ -84,14 +84,34 @@ pub(super) struct MadeRow {
     pub workflow_id: String,
 }
 
+/// Bytes of text of a batch that is packed when its turn comes. Many may wait, and each would hold its payloads once
+/// more.
+const PACKED_LATE: usize = 256 << 10;
+
 /// A batch of history.
 pub(super) struct HistoryRow {
     pub first_event_id: i64,
     pub version: i64,
     pub event_count: i32,
-    /// Both packed.
+    /// Both packed; empty while the batch waits.
     pub events: Vec<u8>,
     pub journal: Vec<u8>,
+    waiting: Option<Box<Batch>>,
+    /// Bytes of what is packed, or of the text that waits.
+    bytes: usize,
+}
+
+impl HistoryRow {
+    /// Packs what has waited.
+    fn pack(&mut self) -> serde_json::Result<()> {
+        if let Some(batch) = self.waiting.take() {
+            (self.events, self.journal) = scratch::lend(|text| {
+                let events = batch.write(text)?;
+                serde_json::Result::Ok(packed::pack_batch(text, events))
+            })?;
+        }
+        Ok(())
+    }
 }
 
 /// A task that is opened.
@@ -145,7 +165,7 @@ pub(super) struct RunRows {
 impl RunRows {
     fn bytes(&self) -> usize {
         let relays: usize = self.relays.iter().map(|(_, body)| body.len()).sum();
-        self.history.events.len() + self.history.journal.len() + relays
+        self.history.bytes + relays
     }
 }
 
@@ -223,8 +243,16 @@ impl Item {
         })
     }
 
-    /// Bytes of history and of messages to other runs, as they are sent to the database: all of it that
-    /// may be large.
+    /// Packs what is large. Called when its turn has come.
+    ///
+    /// # Errors
+    /// A payload cannot be written as JSON, which was found when the item was made.
+    pub(super) fn pack(&mut self) -> serde_json::Result<()> {
+        self.runs.iter_mut().try_for_each(|run| run.history.pack())
+    }
+
+    /// Bytes of history and of messages to other runs, as they are sent to the database or a little more: all of
+    /// it that may be large.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -275,16 +303,32 @@ impl Item {
     }
 }
 
-/// Events and journal of a write as they are stored.
-fn packed_batch(write: &mut RunWrite) -> serde_json::Result<(Vec<u8>, Vec<u8>)> {
-    scratch::lend(|batch| {
-        let events = write.seal(batch)?;
-        Ok(packed::pack_batch(batch, events))
+/// The history of a write as it is stored, packed at once when it is small.
+fn history(write: &mut RunWrite) -> serde_json::Result<HistoryRow> {
+    let mut row = HistoryRow {
+        first_event_id: long(write.first_event),
+        version: long(write.next.version),
+        event_count: i32::try_from(write.events.len()).unwrap_or(i32::MAX),
+        events: Vec::new(),
+        journal: Vec::new(),
+        waiting: None,
+        bytes: 0,
+    };
+    scratch::lend(|text| {
+        let events = write.seal(text)?;
+        if text.len() > PACKED_LATE {
+            row.waiting = Some(Box::new(write.batch()));
+            row.bytes = text.len();
+        } else {
+            (row.events, row.journal) = packed::pack_batch(text, events);
+            row.bytes = row.events.len() + row.journal.len();
+        }
+        Ok(row)
     })
 }
 
 fn run_rows(write: &mut RunWrite, claims_workflow: bool) -> serde_json::Result<RunRows> {
-    let (events, journal) = packed_batch(write)?;
+    let history = history(write)?;
     let upserted = Upserted::by(write);
     let next = &write.next;
     let begun = &next.begun;
@@ -332,13 +376,6 @@ fn run_rows(write: &mut RunWrite, claims_workflow: bool) -> serde_json::Result<R
             |close| close.reason != CloseReason::Continued || close.continued_to.is_some()
         )
     );
-    let history = HistoryRow {
-        first_event_id: long(write.first_event),
-        version: long(next.version),
-        event_count: i32::try_from(write.events.len()).unwrap_or(i32::MAX),
-        events,
-        journal,
-    };
     let mut rows = RunRows {
         run_id: next.id.to_string(),
         header,

@@ -51,6 +51,18 @@ impl Job {
             queued,
         }
     }
+
+    /// Ready to be sent; its caller is told when it cannot be.
+    fn packed(mut self) -> Option<Self> {
+        match self.item.pack() {
+            Ok(()) => Some(self),
+            Err(error) => {
+                tracing::error!(error = %error, "commit: a decision cannot be written out");
+                let _ = self.answer.send(Outcome::Failed);
+                None
+            }
+        }
+    }
 }
 
 /// The lane's queue is full.
@@ -272,6 +284,7 @@ impl Jobs {
 async fn run(store: Store, mut jobs: Jobs, most: usize) {
     let mut connection: Option<PgConnection> = None;
     while let Some(batch) = jobs.next(most).await {
+        let batch: Vec<Job> = batch.into_iter().filter_map(Job::packed).collect();
         let (items, answers): (Vec<Item>, Vec<oneshot::Sender<Outcome>>) =
             batch.into_iter().map(|job| (job.item, job.answer)).unzip();
         let begun = Instant::now();

@@ -49,7 +49,7 @@ async fn a_repeat_at_another_node_is_given_the_same_task() {
     );
     assert!(task(&there, "activity", json!({})).await.is_null());
     // What a waiting repeat may have taken in the meantime is there for others.
-    let foreign = json!({"worker_id": "v", "timeout_seconds": 30});
+    let foreign = json!({"worker_id": "v", "timeout_seconds": 10});
     let foreign = task(&there, "workflow", foreign).await;
     assert_eq!(foreign["workflow_id"], "wf1");
     // A renewal shows in the repeat, and what was repeated is reported to any node.
@@ -112,7 +112,8 @@ async fn repeats_that_wait_leave_other_tasks_to_others() {
     }
     let poll = |client: &Client, n: usize| {
         let client = client.clone();
-        let fields = json!({"poll_request_id": format!("p{n}"), "timeout_seconds": 30});
+        // Shorter than a lease: what is lost to nobody does not come back in time.
+        let fields = json!({"poll_request_id": format!("p{n}"), "timeout_seconds": 10});
         tokio::spawn(async move { task(&client, "workflow", fields).await })
     };
     for n in 0..TASKS {

@@ -342,6 +342,40 @@ pub struct RequestKey {
     pub made_id: Option<Arc<str>>,
 }
 
+/// Events and facts of one write.
+#[derive(Clone, Debug)]
+pub struct Batch {
+    run: RunId,
+    namespace: Namespace,
+    events: Vec<Event>,
+    facts: Vec<(u64, Fact)>,
+}
+
+impl Batch {
+    /// Writes it into `out`, in place of what that held: the events as [`Event::write_all`] writes them, then the
+    /// facts as a JSON array of `[event number, fact]`. Returns how many bytes the events take.
+    ///
+    /// # Errors
+    /// A payload cannot be written as JSON, which no value of these types provokes.
+    pub fn write(&self, out: &mut Vec<u8>) -> serde_json::Result<usize> {
+        write_batch(self.run, &self.namespace, &self.events, &self.facts, out)
+    }
+}
+
+fn write_batch(
+    run: RunId,
+    namespace: &Namespace,
+    events: &[Event],
+    facts: &[(u64, Fact)],
+    out: &mut Vec<u8>,
+) -> serde_json::Result<usize> {
+    out.clear();
+    Event::write_all(run, namespace, events, out)?;
+    let length = out.len();
+    serde_json::to_writer(out, facts)?;
+    Ok(length)
+}
+
 /// What is written for one run.
 #[derive(Clone, Debug)]
 pub struct RunWrite {
@@ -362,23 +396,35 @@ pub struct RunWrite {
 }
 
 impl RunWrite {
-    /// Writes the batch out into `out`, in place of what that held, and counts its bytes in the next state: the
-    /// events as [`Event::write_all`] writes them, then the facts as a JSON array of `[event number, fact]`.
-    /// Returns how many bytes the events take. Called once, when nothing more is added.
+    /// Writes the batch out as [`Batch::write`] does, and counts its bytes in the next state. Called once, when
+    /// nothing more is added.
     ///
     /// # Errors
     /// A payload cannot be written as JSON, which no value of these types provokes.
     pub fn seal(&mut self, out: &mut Vec<u8>) -> serde_json::Result<usize> {
-        let next = Arc::make_mut(&mut self.next);
-        out.clear();
-        Event::write_all(next.id, &next.begun.namespace, &self.events, out)?;
-        let events =
-            std::str::from_utf8(out).map_err(<serde_json::Error as serde::ser::Error>::custom)?;
-        let length = events.len();
-        next.history_bytes += length as u64;
+        let begun = &self.next.begun;
+        let length = write_batch(
+            self.next.id,
+            &begun.namespace,
+            &self.events,
+            &self.facts,
+            out,
+        )?;
+        let events = std::str::from_utf8(&out[..length])
+            .map_err(<serde_json::Error as serde::ser::Error>::custom)?;
         self.text = Some(events.into());
-        serde_json::to_writer(out, &self.facts)?;
+        Arc::make_mut(&mut self.next).history_bytes += length as u64;
         Ok(length)
+    }
+
+    /// The batch apart from the rest, to be written out once more. Payloads are shared.
+    pub fn batch(&self) -> Batch {
+        Batch {
+            run: self.next.id,
+            namespace: self.next.begun.namespace.clone(),
+            events: self.events.clone(),
+            facts: self.facts.clone(),
+        }
     }
 
     /// Hands an opened task to a waiting poll: the row is written leased, and an activity's start

@@ -23,13 +23,13 @@ use super::super::body::{self, ACCEPTED, BadBody, MAX_DEPTH};
 use super::super::identify::{self, NotAdmitted};
 use super::answer::Failure;
 
-/// Which roles an operation of the worker plane takes.
+/// Which roles an operation of the worker plane takes, and what it remembers of a body.
 pub trait Allowed: 'static {
     /// The roles.
     const ROLES: &'static [Role];
     /// What is remembered of a body, to know it again.
     type Digest;
-    /// Looks it up in the body.
+    /// Computes it.
     fn digest(body: &[u8]) -> Self::Digest;
 }
 
