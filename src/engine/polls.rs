@@ -6,7 +6,6 @@ use std::time::Duration;
 use super::error::Fault;
 use super::given::Before;
 use super::unserved::Nothing;
-use super::waits::Admitted;
 use super::{Engine, cache, claims, given};
 use crate::domain::features;
 use crate::domain::ids::{AttemptId, Namespace, Part, TaskQueue, WorkerId, part_id};
@@ -41,6 +40,14 @@ pub struct PollRequest {
     pub knows: i64,
     /// Whether a worker of its protocol version must have announced that it can own sessions.
     pub announces_sessions: bool,
+}
+
+/// What a poll was admitted with.
+pub(super) struct Admitted {
+    /// Of the worker's registration.
+    pub epoch: u64,
+    /// Changes to registrations that were known then.
+    pub changes: u64,
 }
 
 /// How a poll ended.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::error::Fault;
-use super::polls::{PollRefused, PollRequest, Polled};
+use super::polls::{Admitted, PollRefused, PollRequest, Polled};
 use super::{Engine, claims, given};
 use crate::domain::routing::{Poller, Profile, TaskKind};
 use crate::domain::worker::WorkerStatus;
@@ -14,14 +14,6 @@ use crate::store::given::Question;
 
 /// How long a poll that waits no longer still listens for a task that is on its way to it.
 const ON_ITS_WAY: Duration = Duration::from_secs(3);
-
-/// What a poll was admitted with.
-pub(super) struct Admitted {
-    /// Of the worker's registration.
-    pub epoch: u64,
-    /// Changes to registrations that were known then.
-    pub changes: u64,
-}
 
 /// What a poll heard until it stopped waiting.
 struct Heard {
