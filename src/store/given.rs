@@ -76,8 +76,11 @@ impl Question {
     }
 }
 
-/// The leases that polls were given, in the order of the questions: one walk over what is held, however
-/// many ask.
+/// Leases of one poll that are looked at.
+const LEASES_OF_A_POLL: i64 = 8;
+
+/// The leases that polls were given, in the order of the questions. Each is looked up by its own key: asked for all
+/// of them at once, the planner walks every dead row as soon as it takes the table for empty.
 ///
 /// # Errors
 /// The database cannot be reached.
@@ -85,20 +88,25 @@ pub async fn to_polls(pool: &PgPool, questions: &[Question]) -> sqlx::Result<Vec
     let polls: Vec<&str> = questions.iter().map(|one| &*one.poll).collect();
     let owners: Vec<&str> = questions.iter().map(|one| one.owner.as_str()).collect();
     let rows: Vec<Row> = sqlx::query_as(
-        "select run_id, task_no as no, kind, attempt, seen_event_id, lease_expires_at, start_to_close_at,
-             heartbeat_due_at, coalesce(start_to_close_at - start_to_close_ms * interval '1 ms',
-                 lease_expires_at - lease_ms * interval '1 ms') as leased_at,
-             namespace, queue, lease_owner, poll_request_id
-         from tasks
-         where state = 1 and poll_request_id = any($1) and lease_owner = any($2) and lease_expires_at > clock_timestamp()
+        "select t.* from unnest($1::text[], $2::text[]) as q(poll, owner) cross join lateral (
+             select run_id, task_no as no, kind, attempt, seen_event_id, lease_expires_at, start_to_close_at,
+                 heartbeat_due_at, coalesce(start_to_close_at - start_to_close_ms * interval '1 ms',
+                     lease_expires_at - lease_ms * interval '1 ms') as leased_at,
+                 namespace, queue, lease_owner, poll_request_id
+             from tasks
+             where state = 1 and poll_request_id = q.poll and lease_owner = q.owner and lease_expires_at > clock_timestamp()
+             limit $3) t
          union all
-         select run_id, no, kind, attempt, seen_event_id, lease_expires_at, null, null, asked_at,
-             namespace, queue, lease_owner, poll_request_id
-         from asks
-         where state = 1 and poll_request_id = any($1) and lease_owner = any($2) and deadline_at > clock_timestamp()",
+         select a.* from unnest($1::text[], $2::text[]) as q(poll, owner) cross join lateral (
+             select run_id, no, kind, attempt, seen_event_id, lease_expires_at, null::timestamptz, null::timestamptz, asked_at,
+                 namespace, queue, lease_owner, poll_request_id
+             from asks
+             where state = 1 and poll_request_id = q.poll and lease_owner = q.owner and deadline_at > clock_timestamp()
+             limit $3) a",
     )
     .bind(polls)
     .bind(owners)
+    .bind(LEASES_OF_A_POLL)
     .fetch_all(pool)
     .await?;
     questions

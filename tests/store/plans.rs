@@ -181,12 +181,20 @@ async fn run_everything(bench: &Bench) -> Vec<(&'static str, Cost)> {
             owner: WorkerId::from(owner),
             poll: "poll".into(),
         };
-        let questions = [question("v"), question("w")];
+        let others = (0..62).map(|n| given::Question {
+            poll: format!("other {n}").into(),
+            ..question("w")
+        });
+        let questions: Vec<_> = [question("v"), question("w")]
+            .into_iter()
+            .chain(others)
+            .collect();
         let read = given::to_polls(&store.hot, &questions);
         let (found, cost) = meter.cost(&store.hot, read).await;
         let attempts = |given: Vec<given::Given>| given.iter().map(|one| one.attempt).collect();
         let attempts: Vec<Vec<_>> = found.unwrap().into_iter().map(attempts).collect();
-        assert_eq!(attempts, [vec![], vec![2]]);
+        assert_eq!(attempts[..2], [vec![], vec![2]]);
+        assert!(attempts[2..].iter().all(Vec::is_empty));
         cost
     }));
     let input = completion(
@@ -579,8 +587,9 @@ async fn rows_are_found_by_key_although_tables_are_said_to_be_empty() {
     let fill = |name: &str| {
         format!(
             "insert into tasks (run_id, task_no, kind, namespace, queue, task_type, priority, fairness_weight, needs,
-                 state, visible_at, attempt, lease_ms)
-             select '{name}' || n, 1, n % 2, 'default', 'other', 'greet', 5, 1, 0, 2, clock_timestamp(), 0, 30000
+                 state, visible_at, attempt, lease_ms, lease_owner, lease_expires_at, poll_request_id)
+             select '{name}' || n, 1, n % 2, 'default', 'other', 'greet', 5, 1, 0, 1, clock_timestamp(), 1, 30000,
+                 'w', clock_timestamp() + interval '30 s', '{name}' || n
              from generate_series(1, {DEAD}) n"
         )
     };
@@ -602,6 +611,11 @@ async fn rows_are_found_by_key_although_tables_are_said_to_be_empty() {
     let costs = Box::pin(run_everything(&bench)).await;
     println!("plans, said to be empty: {costs:?}");
     for (name, cost) in &costs {
+        // These go through all that is held, at most once a second. No index says when leases end, so that
+        // heartbeats stay on their page.
+        if ["look at leases", "held by"].contains(name) {
+            continue;
+        }
         assert!(cost.pages < 400, "{name} reads {} pages", cost.pages);
     }
     execute(&mut backup, "rollback").await;
