@@ -8,7 +8,7 @@
 use std::alloc::{GlobalAlloc, Layout};
 use std::ptr::{copy_nonoverlapping, null_mut};
 
-use libmimalloc_sys::{mi_option_get, mi_option_set, mi_option_t};
+use libmimalloc_sys::{mi_malloc, mi_option_get, mi_option_set, mi_option_t, mi_zalloc};
 use mimalloc::MiMalloc;
 use rustix::mm::{MapFlags, MremapFlags, ProtFlags, mmap_anonymous, mremap, munmap};
 
@@ -26,12 +26,19 @@ const PURGE_DELAY: mi_option_t = 15;
 const LARGE: usize = 512 << 10;
 /// Mappings begin at multiples of this, or of more.
 const PAGE: usize = 4 << 10;
+/// Blocks of mimalloc of at least this size begin at multiples of it without being asked to, and smaller ones at
+/// multiples of their size.
+const NATURAL: usize = 16;
 
 /// See the head of this file.
 pub struct Allocator;
 
 fn is_large(size: usize, align: usize) -> bool {
     size >= LARGE && align <= PAGE
+}
+
+fn is_natural(layout: Layout) -> bool {
+    layout.align() <= NATURAL && layout.align() <= layout.size()
 }
 
 fn map(size: usize) -> *mut u8 {
@@ -54,6 +61,10 @@ unsafe impl GlobalAlloc for Allocator {
         if is_large(layout.size(), layout.align()) {
             return map(layout.size());
         }
+        if is_natural(layout) {
+            // SAFETY: any size may be asked for; the alignment is the natural one.
+            return unsafe { mi_malloc(layout.size()) }.cast();
+        }
         // SAFETY: the caller keeps to the same contract.
         unsafe { MiMalloc.alloc(layout) }
     }
@@ -61,6 +72,10 @@ unsafe impl GlobalAlloc for Allocator {
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         if is_large(layout.size(), layout.align()) {
             return map(layout.size());
+        }
+        if is_natural(layout) {
+            // SAFETY: as above.
+            return unsafe { mi_zalloc(layout.size()) }.cast();
         }
         // SAFETY: the caller keeps to the same contract.
         unsafe { MiMalloc.alloc_zeroed(layout) }
@@ -146,6 +161,28 @@ mod tests {
             text.extend((kept..size).map(byte));
             assert_eq!(text.len(), size);
             assert!((0..size).all(|at| text[at] == byte(at)), "{size}");
+        }
+    }
+
+    #[test]
+    fn small_blocks_are_aligned() {
+        for size in 1..600 {
+            for align in [1, 2, 4, 8, 16, 32, 64] {
+                let layout = Layout::from_size_align(size, align).unwrap();
+                // SAFETY: the size is not zero, and the blocks go back as what they were handed out.
+                unsafe {
+                    let blocks = [(); 3].map(|()| Allocator.alloc(layout));
+                    for block in blocks {
+                        assert!(!block.is_null() && block.addr().is_multiple_of(align));
+                        block.write_bytes(1, size);
+                        Allocator.dealloc(block, layout);
+                    }
+                    let block = Allocator.alloc_zeroed(layout);
+                    assert!(block.addr().is_multiple_of(align));
+                    assert!((0..size).all(|at| *block.add(at) == 0));
+                    Allocator.dealloc(block, layout);
+                }
+            }
         }
     }
 

@@ -36,14 +36,18 @@ const PACE: Pace = Pace {
 /// Wait before another try to reach the database.
 const RECONNECT_DELAY: Duration = Duration::from_millis(200);
 
+/// What became of an item, and the item itself unless it is large: memory is given back with less work, and used again
+/// while it is warm, on the thread that took it.
+type Answer = (Outcome, Option<Item>);
+
 struct Job {
     item: Item,
-    answer: oneshot::Sender<Outcome>,
+    answer: oneshot::Sender<Answer>,
     queued: Instant,
 }
 
 impl Job {
-    fn new(item: Item, answer: oneshot::Sender<Outcome>) -> Self {
+    fn new(item: Item, answer: oneshot::Sender<Answer>) -> Self {
         let queued = Instant::now();
         Self {
             item,
@@ -58,7 +62,7 @@ impl Job {
             Ok(()) => Some(self),
             Err(error) => {
                 tracing::error!(error = %error, "commit: a decision cannot be written out");
-                let _ = self.answer.send(Outcome::Failed);
+                let _ = self.answer.send((Outcome::Failed, None));
                 None
             }
         }
@@ -144,7 +148,9 @@ impl Lanes {
             .due
             .send(Job::new(item, answer))
             .await;
-        outcome.await.unwrap_or(Outcome::Unknown)
+        outcome
+            .await
+            .map_or(Outcome::Unknown, |(outcome, _)| outcome)
     }
 
     fn queue(&self, run: RunId) -> &Queue {
@@ -160,7 +166,11 @@ fn enqueue(
 ) -> Result<impl Future<Output = Result<Outcome, Busy>> + use<>, Busy> {
     let (answer, outcome) = oneshot::channel();
     queue.try_send(Job::new(item, answer)).map_err(|_| Busy)?;
-    Ok(async { Ok(outcome.await.unwrap_or(Outcome::Unknown)) })
+    Ok(async {
+        Ok(outcome
+            .await
+            .map_or(Outcome::Unknown, |(outcome, _)| outcome))
+    })
 }
 
 /// The jobs of a lane: those that callers wait for, apart those of them that give way to the others, and those
@@ -285,7 +295,7 @@ async fn run(store: Store, mut jobs: Jobs, most: usize) {
     let mut connection: Option<PgConnection> = None;
     while let Some(batch) = jobs.next(most).await {
         let batch: Vec<Job> = batch.into_iter().filter_map(Job::packed).collect();
-        let (items, answers): (Vec<Item>, Vec<oneshot::Sender<Outcome>>) =
+        let (items, answers): (Vec<Item>, Vec<oneshot::Sender<Answer>>) =
             batch.into_iter().map(|job| (job.item, job.answer)).unzip();
         let begun = Instant::now();
         let outcomes = match reach(&store, &mut connection).await {
@@ -303,12 +313,12 @@ async fn run(store: Store, mut jobs: Jobs, most: usize) {
         {
             connection.shrink_buffers();
         }
-        for (answer, outcome) in answers.into_iter().zip(outcomes) {
-            // A caller that hung up has no use for the answer; the write stands.
-            let _ = answer.send(outcome);
-        }
         let (others, served) = (&store.others, items.len());
-        drop(items);
+        for ((answer, outcome), item) in answers.into_iter().zip(outcomes).zip(items) {
+            let item = Some(item).filter(|item| item.bytes() <= SHRINK_OVER);
+            // A caller that hung up has no use for the answer; the write stands.
+            let _ = answer.send((outcome, item));
+        }
         let waiting = || jobs.waiting();
         others.rest(&PACE, begun, served, most, waiting).await;
     }
