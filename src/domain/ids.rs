@@ -134,19 +134,6 @@ struct IdText {
 }
 
 impl IdText {
-    fn of(run: RunId) -> Self {
-        let mut text = [0; LONGEST_ID];
-        let mut rest = run.0;
-        for place in text[..ULID_LENGTH].iter_mut().rev() {
-            *place = CROCKFORD[(rest & 31) as usize];
-            rest >>= 5;
-        }
-        Self {
-            text,
-            length: ULID_LENGTH,
-        }
-    }
-
     fn then(mut self, character: u8) -> Self {
         self.text[self.length] = character;
         self.length += 1;
@@ -171,7 +158,16 @@ impl IdText {
 
 impl RunId {
     fn text(self) -> IdText {
-        IdText::of(self)
+        let mut text = [0; LONGEST_ID];
+        let mut rest = self.0;
+        for place in text[..ULID_LENGTH].iter_mut().rev() {
+            *place = CROCKFORD[(rest & 31) as usize];
+            rest >>= 5;
+        }
+        IdText {
+            text,
+            length: ULID_LENGTH,
+        }
     }
 }
 

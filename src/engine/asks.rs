@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use super::error::Fault;
 use super::polls::VALIDATES;
 use super::reads::{NotFound, ReadError};
-use super::{CommandTarget, Core, Engine, GIVE_BACK_AGAIN, GIVE_BACK_TRIES, cache, claims};
+use super::{CommandTarget, Core, Engine, again_and_again, cache, claims};
 use crate::domain::dispatch::Position;
 use crate::domain::event::Json;
 use crate::domain::features;
@@ -195,20 +195,11 @@ pub(super) fn heard_of(core: &Arc<Core>, id: TaskId) {
 
 /// The worker that was to get an ask is gone.
 pub(super) async fn give_back(core: &Arc<Core>, lease: GrantedLease) {
-    for _ in 0..GIVE_BACK_TRIES {
-        match asks::give_back(&core.store.hot, lease.task, &lease.owner, lease.attempt).await {
-            Ok(given) => {
-                if let Some((namespace, queue)) = given {
-                    core.leases.closed(lease.task);
-                    ready(core, lease.kind, namespace, queue);
-                }
-                return;
-            }
-            Err(error) => {
-                tracing::warn!(error = %error, "an ask could not be given back");
-                tokio::time::sleep(GIVE_BACK_AGAIN).await;
-            }
-        }
+    let owner = &lease.owner;
+    let give_back = || asks::give_back(&core.store.hot, lease.task, owner, lease.attempt);
+    if let Some((namespace, queue)) = again_and_again(1, give_back).await.flatten() {
+        core.leases.closed(lease.task);
+        ready(core, lease.kind, namespace, queue);
     }
 }
 

@@ -334,6 +334,23 @@ async fn give_back_dropped(core: Arc<Core>, mut dropped: mpsc::Receiver<GrantedL
     }
 }
 
+/// Gives so many leases back as soon as the database takes it. `None` when they are left to run out.
+async fn again_and_again<T, F>(leases: usize, give_back: impl Fn() -> F) -> Option<T>
+where
+    F: Future<Output = Result<T, sqlx::Error>>,
+{
+    for _ in 0..GIVE_BACK_TRIES {
+        match give_back().await {
+            Ok(given_back) => return Some(given_back),
+            Err(error) => {
+                tracing::warn!(error = %error, leases, "leases could not be given back");
+                tokio::time::sleep(GIVE_BACK_AGAIN).await;
+            }
+        }
+    }
+    None
+}
+
 /// Gives leases back that nobody holds, however long the database takes to come back, and tells
 /// whoever waits for such tasks.
 async fn give_back(core: &Arc<Core>, leases: &[GrantedLease], granted_by: Option<Timestamp>) {
@@ -352,19 +369,11 @@ async fn give_back(core: &Arc<Core>, leases: &[GrantedLease], granted_by: Option
             core.leases.closed(lease.task);
         }
     }
-    let mut places = Vec::new();
-    for _ in 0..GIVE_BACK_TRIES {
-        match lease::give_back(&core.store.hot, lease::Which::Named, &lost).await {
-            Ok(given_back) => {
-                places = given_back;
-                break;
-            }
-            Err(error) => {
-                tracing::warn!(error = %error, leases = lost.len(), "leases could not be given back");
-                tokio::time::sleep(GIVE_BACK_AGAIN).await;
-            }
-        }
-    }
+    let given_back = again_and_again(lost.len(), || {
+        lease::give_back(&core.store.hot, lease::Which::Named, &lost)
+    })
+    .await;
+    let places = given_back.unwrap_or_default();
     metrics::counter!("dw_polls_abandoned_total").increment(places.len() as u64);
     for place in places {
         let Some(lease) = leases.get(place) else {

@@ -154,8 +154,8 @@ impl Engine {
             Before::Unknown(question) => Some(question),
         };
         let waits = request.queues.len() == 1 && !request.wait.is_zero();
-        let parks = waits && self.check_room(&keys).is_ok();
-        if let Some(question) = question.take_if(|_| !parks) {
+        let parks = || waits && self.check_room(&keys).is_ok();
+        if let Some(question) = question.take_if(|_| !parks()) {
             let leases = given::elsewhere(&self.core, question).await?;
             if let Some(lease) = given::first(leases, None, &poller)? {
                 return Ok(self.given_again(lease));

@@ -122,29 +122,27 @@ impl Engine {
         let deadline = Instant::now() + request.wait;
         let mut asking = question.map(|question| Box::pin(given::elsewhere(core, question)));
         let heard = hear(&mut waiting, &mut asking, deadline).await;
-        match heard.word {
-            // Its worker listens elsewhere, or is another process by now.
-            Some(Err(Ended::Repeated)) => return Ok(Polled::Empty(None)),
-            Some(Err(Ended::Superseded)) => return Err(PollRefused::Stale),
-            _ => {}
-        }
-        let leases = match (heard.leases, asking) {
-            (None, Some(asking)) => asking.await,
-            (leases, _) => leases.unwrap_or_else(|| Ok(Vec::new())),
-        };
-        let own = match &heard.word {
-            Some(Ok(grant)) => grant.lease().map(|lease| lease.task),
-            _ => None,
-        };
-        match leases {
-            Ok(leases) => {
-                if let Some(lease) = given::first(leases, own, &poller)? {
-                    return Ok(self.given_again(lease));
+        // One whose worker listens elsewhere, or is another process by now, is told nothing more.
+        let is_heard = !matches!(heard.word, Some(Err(Ended::Repeated | Ended::Superseded)));
+        if is_heard {
+            let leases = match (heard.leases, asking) {
+                (None, Some(asking)) => asking.await,
+                (leases, _) => leases.unwrap_or_else(|| Ok(Vec::new())),
+            };
+            let own = match &heard.word {
+                Some(Ok(grant)) => grant.lease().map(|lease| lease.task),
+                _ => None,
+            };
+            match leases {
+                Ok(leases) => {
+                    if let Some(lease) = given::first(leases, own, &poller)? {
+                        return Ok(self.given_again(lease));
+                    }
                 }
+                // Given back, it would have to wait for the same database.
+                Err(_) if own.is_some() => {}
+                Err(fault) => return Err(fault.into()),
             }
-            // Given back, it would have to wait for the same database.
-            Err(_) if own.is_some() => {}
-            Err(fault) => return Err(fault.into()),
         }
         match heard.word {
             Some(Ok(grant)) => Ok(Polled::Task(Box::new(grant))),
@@ -174,29 +172,9 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::domain::ids::{RunId, TaskId};
-    use crate::domain::time::Timestamp;
     use crate::matching::{Registry, Releases, Reserved};
 
     const LONG: Duration = Duration::from_mins(10);
-
-    fn lease(no: u32, at: i64) -> GrantedLease {
-        let at = Timestamp::from_micros(at);
-        GrantedLease {
-            task: TaskId {
-                run: RunId::new(Timestamp::from_micros(1), 1),
-                no,
-            },
-            kind: TaskKind::Workflow,
-            owner: "w".into(),
-            attempt: 1,
-            seen: None,
-            leased_at: at,
-            lease_expires_at: at,
-            start_to_close_at: None,
-            heartbeat_due_at: None,
-        }
-    }
 
     fn poller() -> Poller {
         Poller {
@@ -235,7 +213,7 @@ mod tests {
     async fn a_repeat_does_not_wait_for_what_does_not_come() {
         let registry = Arc::new(Registry::default());
         let (mut waiting, reserved) = claimed(&registry);
-        let mut asking: Option<Ready<_>> = Some(ready(Ok(vec![lease(1, 1)])));
+        let mut asking: Option<Ready<_>> = Some(ready(Ok(vec![GrantedLease::of_task(1, 1)])));
         let begun = Instant::now();
         let hear = hear(&mut waiting, &mut asking, begun + LONG);
         let claim = async {
@@ -256,7 +234,7 @@ mod tests {
         let hear = hear(&mut waiting, &mut asking, Instant::now());
         let claim = async {
             tokio::task::yield_now().await;
-            reserved.give(Grant::new(lease(2, 2), releases));
+            reserved.give(Grant::new(GrantedLease::of_task(2, 2), releases));
         };
         let (heard, ()) = tokio::join!(hear, claim);
         assert!(matches!(heard.word, Some(Ok(_))));
@@ -266,8 +244,11 @@ mod tests {
     #[test]
     fn two_polls_of_one_id_choose_the_same_task() {
         let chosen = |own: u32, found: &[(u32, i64)]| {
-            let leases = found.iter().map(|(no, at)| lease(*no, *at)).collect();
-            let own_task = lease(own, 0).task;
+            let leases = found
+                .iter()
+                .map(|(no, at)| GrantedLease::of_task(*no, *at))
+                .collect();
+            let own_task = GrantedLease::of_task(own, 0).task;
             let other = given::first(leases, Some(own_task), &poller());
             let other = other.ok().expect("a kind that it asked for");
             other.map_or(own, |lease| lease.task.no)
@@ -282,13 +263,13 @@ mod tests {
     #[test]
     fn what_is_on_its_way_back_is_told_nobody_again() {
         let (releases, _given_back) = Releases::new();
-        let grant = Grant::new(lease(1, 1), releases.clone());
-        assert!(!releases.is_returning(&lease(1, 1)));
+        let grant = Grant::new(GrantedLease::of_task(1, 1), releases.clone());
+        assert!(!releases.is_returning(&GrantedLease::of_task(1, 1)));
         drop(grant);
-        assert!(releases.is_returning(&lease(1, 1)));
+        assert!(releases.is_returning(&GrantedLease::of_task(1, 1)));
         let next = GrantedLease {
             attempt: 2,
-            ..lease(1, 1)
+            ..GrantedLease::of_task(1, 1)
         };
         assert!(!releases.is_returning(&next), "another hand-out");
     }

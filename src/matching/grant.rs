@@ -38,6 +38,28 @@ pub struct GrantedLease {
     pub heartbeat_due_at: Option<Timestamp>,
 }
 
+#[cfg(test)]
+impl GrantedLease {
+    /// A first lease of a workflow task of this number, given and over at these microseconds.
+    pub fn of_task(no: u32, at: i64) -> Self {
+        let at = Timestamp::from_micros(at);
+        Self {
+            task: TaskId {
+                run: crate::domain::ids::RunId::new(Timestamp::from_micros(1), 1),
+                no,
+            },
+            kind: TaskKind::Workflow,
+            owner: "w".into(),
+            attempt: 1,
+            seen: None,
+            leased_at: at,
+            lease_expires_at: at,
+            start_to_close_at: None,
+            heartbeat_due_at: None,
+        }
+    }
+}
+
 /// A hand-out: its task and the attempt, which never goes back.
 type HandOut = (TaskId, u32);
 

@@ -148,9 +148,7 @@ impl Lanes {
             .due
             .send(Job::new(item, answer))
             .await;
-        outcome
-            .await
-            .map_or(Outcome::Unknown, |(outcome, _)| outcome)
+        told(outcome).await
     }
 
     fn queue(&self, run: RunId) -> &Queue {
@@ -166,11 +164,14 @@ fn enqueue(
 ) -> Result<impl Future<Output = Result<Outcome, Busy>> + use<>, Busy> {
     let (answer, outcome) = oneshot::channel();
     queue.try_send(Job::new(item, answer)).map_err(|_| Busy)?;
-    Ok(async {
-        Ok(outcome
-            .await
-            .map_or(Outcome::Unknown, |(outcome, _)| outcome))
-    })
+    Ok(async { Ok(told(outcome).await) })
+}
+
+/// The outcome that a lane tells.
+async fn told(answer: oneshot::Receiver<Answer>) -> Outcome {
+    answer
+        .await
+        .map_or(Outcome::Unknown, |(outcome, _)| outcome)
 }
 
 /// The jobs of a lane: those that callers wait for, apart those of them that give way to the others, and those
@@ -294,9 +295,9 @@ impl Jobs {
 async fn run(store: Store, mut jobs: Jobs, most: usize) {
     let mut connection: Option<PgConnection> = None;
     while let Some(batch) = jobs.next(most).await {
-        let batch: Vec<Job> = batch.into_iter().filter_map(Job::packed).collect();
+        let batch = batch.into_iter().filter_map(Job::packed);
         let (items, answers): (Vec<Item>, Vec<oneshot::Sender<Answer>>) =
-            batch.into_iter().map(|job| (job.item, job.answer)).unzip();
+            batch.map(|job| (job.item, job.answer)).unzip();
         let begun = Instant::now();
         let outcomes = match reach(&store, &mut connection).await {
             Some(reached) => commit::commit(reached, &items).await,

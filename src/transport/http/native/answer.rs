@@ -429,9 +429,6 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise")]
 
     use super::*;
-    use crate::domain::ids::{RunId, TaskId};
-    use crate::domain::routing::TaskKind;
-    use crate::domain::time::Timestamp;
     use crate::matching::{GrantedLease, Releases};
 
     /// Rule: a large text is in memory once, however often an answer has it, and is handed over in pieces.
@@ -473,21 +470,7 @@ mod tests {
     fn a_task_is_given_back_unless_the_connection_comes_back_after_writing() {
         for polls in 0..4 {
             let (releases, mut given_back) = Releases::new();
-            let at = Timestamp::from_micros(1);
-            let lease = GrantedLease {
-                task: TaskId {
-                    run: RunId::new(at, 1),
-                    no: 1,
-                },
-                kind: TaskKind::Workflow,
-                owner: "w".into(),
-                attempt: 1,
-                seen: None,
-                leased_at: at,
-                lease_expires_at: at,
-                start_to_close_at: None,
-                heartbeat_due_at: None,
-            };
+            let lease = GrantedLease::of_task(1, 1);
             let grant = Box::new(Grant::new(lease, releases));
             let mut carrier = Box::pin(Carrier::new(vec!["{}".into()], Some(grant)));
             let mut context = Context::from_waker(std::task::Waker::noop());
