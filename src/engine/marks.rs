@@ -26,6 +26,11 @@ const WHOLE_LOOK_SHARE: u32 = 200;
 /// Longest pause between two looks from the start.
 const WHOLE_LOOK_MOST: Duration = Duration::from_secs(30);
 
+/// Until the next look from the start, when one took so long.
+fn pause(took: Duration) -> Duration {
+    (took * WHOLE_LOOK_SHARE).clamp(WHOLE_LOOK, WHOLE_LOOK_MOST)
+}
+
 #[derive(Debug)]
 struct Mark {
     profile: Profile,
@@ -129,6 +134,34 @@ impl Marks {
         }
     }
 
+    /// Where a look for all profiles of a queue begins that is to find out whether anything is ready. Whether it is one
+    /// from the start that was due: [`Marks::looked`] is told how long that took.
+    pub fn begin_for_all(&self, key: &QueueKey) -> (Position, bool) {
+        let now = Instant::now();
+        let mut inner = self.inner();
+        let Some(queue) = inner.queues.get_mut(key).filter(|_| self.is_used) else {
+            return (Position::START, false);
+        };
+        let is_due = |mark: &Mark| mark.whole_look_at <= now;
+        if queue.marks.iter().any(is_due) {
+            return (Position::START, true);
+        }
+        let lowest = queue.marks.iter().map(|mark| mark.at).min();
+        (lowest.unwrap_or(Position::START), false)
+    }
+
+    /// Looks at these queues from the start, for all profiles, took so long together.
+    pub fn looked<'a>(&self, keys: impl Iterator<Item = &'a QueueKey>, took: Duration) {
+        let next = Instant::now() + pause(took);
+        let mut inner = self.inner();
+        for key in keys {
+            let queue = inner.queues.get_mut(key);
+            for mark in queue.into_iter().flat_map(|queue| &mut queue.marks) {
+                mark.whole_look_at = next;
+            }
+        }
+    }
+
     /// Where the next look would begin.
     pub fn of(&self, key: &QueueKey, profile: &Profile) -> Position {
         let inner = self.inner();
@@ -185,7 +218,7 @@ impl Marks {
             return;
         };
         let at = reached.min(least);
-        let pause = (look.began.elapsed() * WHOLE_LOOK_SHARE).clamp(WHOLE_LOOK, WHOLE_LOOK_MOST);
+        let pause = pause(look.began.elapsed());
         match known {
             Some(place) => {
                 let mark = &mut queue.marks[place];
@@ -355,6 +388,25 @@ mod tests {
         nothing();
         assert_eq!(marks.of(&key, &profile), Position::END);
         assert!(marks.is_ordered(&key));
+    }
+
+    #[test]
+    fn a_look_for_all_profiles_begins_at_the_lowest_mark() {
+        let marks = Marks::new(true);
+        let (key, one, other) = (key(), profile(1), profile(2));
+        assert_eq!(marks.begin_for_all(&key), (Position::START, false));
+        marks.look(&key, &one).reached(position(7));
+        marks.look(&key, &other).reached(position(5));
+        assert_eq!(marks.begin_for_all(&key), (position(5), false));
+        marks.inner().queues.get_mut(&key).unwrap().marks[0].whole_look_at = Instant::now();
+        assert_eq!(marks.begin_for_all(&key), (Position::START, true));
+        marks.looked(std::iter::once(&key), Duration::ZERO);
+        assert_eq!(marks.begin_for_all(&key), (position(5), false));
+        marks.lower(&key, position(3));
+        assert_eq!(marks.begin_for_all(&key), (position(3), false));
+        let unused = Marks::new(false);
+        unused.look(&key, &one).reached(position(7));
+        assert_eq!(unused.begin_for_all(&key), (Position::START, false));
     }
 
     #[test]

@@ -23,6 +23,7 @@ mod leases_lost;
 mod marks;
 mod polls;
 mod reads;
+mod rechecks;
 mod relays;
 mod renewals;
 mod replays;

@@ -156,13 +156,6 @@ impl Engine {
         }
     }
 
-    /// Looks at the queues whose slow re-check is due.
-    pub fn recheck_queues(&self) {
-        for key in self.core.registry.due_for_recheck() {
-            claims::start(&self.core, key);
-        }
-    }
-
     /// Waits until there is something to tell the other nodes.
     pub async fn hints_waiting(&self) {
         self.core.hints.wait().await;

@@ -1,6 +1,7 @@
 //! From a decision to what is durable: waiting polls are spoken for, the commit is made, and what it
 //! opened is given out.
 
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use super::cache::Cached;
@@ -11,7 +12,7 @@ use crate::domain::decision::{Decision, FIRST_ATTEMPT, HandOff, TaskEffect, Time
 use crate::domain::dispatch::Position;
 use crate::domain::event::Body;
 use crate::domain::ids::{TaskId, TaskNo};
-use crate::domain::routing::TaskKind;
+use crate::domain::routing::{Routing, TaskKind};
 use crate::domain::time::Timestamp;
 use crate::matching::{Grant, GrantedLease, QueueKey, Reserved};
 use crate::store::commit::Outcome;
@@ -58,13 +59,18 @@ pub(super) async fn write(
     cause: Cause,
 ) -> Result<Written, Fault> {
     let now = core.clock.now();
-    let promises = if cause == Cause::Late {
+    let (mut promises, offered) = if cause == Cause::Late {
         // Older tasks wait for these polls, and the commit for its turn.
-        Vec::new()
+        (Vec::new(), Vec::new())
     } else {
         promise(core, decision, now)
     };
-    let item = Item::new(decision);
+    let item = Item::new(decision).map(|mut item| {
+        for offered in &offered {
+            offered.put_into(core, &mut item);
+        }
+        item
+    });
     // Kept for pages from memory only, and large ones are not.
     for write in decision.writes_mut() {
         super::cache::let_go_of_text(write);
@@ -80,6 +86,9 @@ pub(super) async fn write(
             outcome.map_err(|_| Fault::Busy)
         }
     };
+    for offered in offered {
+        promises.extend(offered.taken(decision, now));
+    }
     let written = match outcome {
         Err(fault) => Err(fault),
         Ok(Outcome::Committed(at)) => Ok(Written::Committed(at)),
@@ -141,13 +150,18 @@ fn give_back_unheard(core: &Core, leases: Vec<GrantedLease>) {
     }
 }
 
-/// Speaks for a waiting poll for each task that is opened ready.
-fn promise(core: &Core, decision: &mut Decision, now: Timestamp) -> Vec<Promise> {
-    let mut promises = Vec::new();
+/// Speaks for a waiting poll for each task that is opened ready. Workflow tasks that nobody waits for now are offered
+/// again when the commit begins; an activity's start is an event, which has its place by then.
+fn promise(
+    core: &Core,
+    decision: &mut Decision,
+    now: Timestamp,
+) -> (Vec<Promise>, Vec<OfferedTask>) {
+    let (mut promises, mut offered) = (Vec::new(), Vec::new());
     if !core.settings.hand_off {
-        return promises;
+        return (promises, offered);
     }
-    for write in decision.writes_mut() {
+    for (place, write) in decision.writes_mut().enumerate() {
         let opened: Vec<TaskNo> = write
             .opened()
             .filter(|(_, task)| task.available_at <= now)
@@ -162,24 +176,75 @@ fn promise(core: &Core, decision: &mut Decision, now: Timestamp) -> Vec<Promise>
                 // find out.
                 continue;
             }
-            let Some(poll) = core.registry.reserve(&task.routing) else {
-                continue;
-            };
-            let to = HandOff {
-                owner: poll.poller().owner.clone(),
-                poll_request_id: poll.poller().poll_request_id.clone(),
-                knows: poll.knows(),
-            };
-            let key = QueueKey::from(&task.routing);
-            let task = TaskId {
+            let id = TaskId {
                 run: write.next.id,
                 no,
             };
-            write.hand_over(no, to, now);
-            promises.push(Promise { poll, task, key });
+            if let Some(poll) = core.registry.reserve(&task.routing) {
+                let key = QueueKey::from(&task.routing);
+                write.hand_over(no, hand_off(&poll), now);
+                promises.push(Promise {
+                    poll,
+                    task: id,
+                    key,
+                });
+            } else if task.routing.kind == TaskKind::Workflow {
+                offered.push(OfferedTask {
+                    place,
+                    task: id,
+                    routing: task.routing.clone(),
+                    poll: Arc::default(),
+                });
+            }
         }
     }
-    promises
+    (promises, offered)
+}
+
+fn hand_off(poll: &Reserved) -> HandOff {
+    HandOff {
+        owner: poll.poller().owner.clone(),
+        poll_request_id: poll.poller().poll_request_id.clone(),
+        knows: poll.knows(),
+    }
+}
+
+/// A workflow task that is offered again when its commit begins: a poll that comes until then needs no claim.
+struct OfferedTask {
+    /// Of its run among the writes of the decision.
+    place: usize,
+    task: TaskId,
+    routing: Routing,
+    /// The poll that was found.
+    poll: Arc<Mutex<Option<Reserved>>>,
+}
+
+impl OfferedTask {
+    fn put_into(&self, core: &Core, item: &mut Item) {
+        let (core, routing) = (Weak::clone(&core.me), self.routing.clone());
+        let found = Arc::clone(&self.poll);
+        let offer = move || {
+            let poll = core.upgrade()?.registry.reserve(&routing)?;
+            let to = hand_off(&poll);
+            *found.lock().unwrap_or_else(PoisonError::into_inner) = Some(poll);
+            Some(to)
+        };
+        item.offer(self.place, self.task.no, Box::new(offer));
+    }
+
+    /// The promise that it was taken with, noted in the decision.
+    fn taken(self, decision: &mut Decision, now: Timestamp) -> Option<Promise> {
+        let mut found = self.poll.lock().unwrap_or_else(PoisonError::into_inner);
+        let poll = found.take()?;
+        if let Some(write) = decision.writes_mut().nth(self.place) {
+            write.hand_over(self.task.no, hand_off(&poll), now);
+        }
+        Some(Promise {
+            poll,
+            task: self.task,
+            key: QueueKey::from(&self.routing),
+        })
+    }
 }
 
 /// Keeps the promises of a commit.

@@ -197,7 +197,10 @@ async fn wakes(engine: Engine) {
 async fn recheck(engine: Engine) {
     loop {
         tokio::time::sleep(RECHECK_TICK).await;
-        engine.recheck_queues();
+        // What is not looked at now is looked at the next time.
+        if let Err(fault) = engine.recheck_queues().await {
+            tracing::debug!(error = %fault, "queues could not be looked at");
+        }
     }
 }
 

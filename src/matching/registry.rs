@@ -531,18 +531,15 @@ impl Registry {
         }
     }
 
-    /// Queues with parked polls whose slow re-check is due; each is to be claimed from.
+    /// Queues with parked polls and without a claim whose slow re-check is due.
     pub fn due_for_recheck(&self) -> Vec<QueueKey> {
         let now = Instant::now();
         let mut due = Vec::new();
         for (key, queue) in &mut self.inner().queues {
             if queue.recheck_at <= now {
                 queue.recheck_at = now + recheck_pause(now);
-                if queue.is_parked() {
-                    queue.empty_for.clear();
-                    if queue.begin_claim() {
-                        due.push(key.clone());
-                    }
+                if queue.is_parked() && !queue.claiming {
+                    due.push(key.clone());
                 }
             }
         }

@@ -3,7 +3,7 @@
 use super::{packed, scratch};
 use crate::domain::decision::{Batch, Claim, Decision, HandOff, RunWrite, TaskEffect, TimerEffect};
 use crate::domain::event::Body;
-use crate::domain::ids::RunId;
+use crate::domain::ids::{RunId, TaskNo};
 use crate::domain::lease::Hold;
 use crate::domain::routing::TaskKind;
 use crate::domain::run::CloseReason;
@@ -140,10 +140,28 @@ pub(super) struct OpenedRow {
     pub holder_knows: Option<i64>,
 }
 
+impl OpenedRow {
+    /// Its holder; what the holder sees of the run is for the caller to say.
+    fn hand_to(&mut self, to: &HandOff) {
+        self.owner = Some(to.owner.to_string());
+        self.poll_request_id = to.poll_request_id.as_deref().map(str::to_owned);
+        self.holder_knows = Some(to.knows);
+    }
+}
+
 /// Header of a run, new or changed.
 pub(super) enum HeaderRow {
     Created(CreatedRow),
     Changed(ChangedRow),
+}
+
+impl HeaderRow {
+    fn next_event_id(&self) -> i64 {
+        match self {
+            Self::Created(row) => row.next_event_id,
+            Self::Changed(row) => row.next_event_id,
+        }
+    }
 }
 
 /// Everything that is written for one run.
@@ -169,6 +187,16 @@ impl RunRows {
     }
 }
 
+/// Finds a poll for a task that is opened.
+pub type Offer = Box<dyn FnOnce() -> Option<HandOff> + Send + Sync>;
+
+/// A task that nobody waited for when its item was made.
+struct Offered {
+    run: usize,
+    task_no: i32,
+    offer: Offer,
+}
+
 /// One decision, ready for the door.
 pub struct Item {
     pub(super) run: RunId,
@@ -177,6 +205,7 @@ pub struct Item {
     pub(super) workflow: Option<WorkflowRow>,
     pub(super) request: Option<RequestRow>,
     pub(super) runs: Vec<RunRows>,
+    offered: Vec<Offered>,
     bytes: usize,
 }
 
@@ -239,8 +268,41 @@ impl Item {
             workflow,
             request,
             runs,
+            offered: Vec::new(),
             bytes,
         })
+    }
+
+    /// Offers a workflow task that it opens once more when its turn comes: a poll may have come by then. `run` is the
+    /// place of its run among the writes of the decision.
+    pub fn offer(&mut self, run: usize, no: TaskNo, offer: Offer) {
+        self.offered.push(Offered {
+            run,
+            task_no: int(no),
+            offer,
+        });
+    }
+
+    /// Hands tasks to polls that have come while it waited.
+    pub(super) fn hand_over(&mut self) {
+        for Offered {
+            run,
+            task_no,
+            offer,
+        } in self.offered.drain(..)
+        {
+            let Some(run) = self.runs.get_mut(run) else {
+                continue;
+            };
+            let last_event = run.header.next_event_id() - 1;
+            let mut tasks = run.tasks_opened.iter_mut();
+            if let Some(task) = tasks.find(|task| task.task_no == task_no)
+                && let Some(to) = offer()
+            {
+                task.seen_event_id = Some(last_event);
+                task.hand_to(&to);
+            }
+        }
     }
 
     /// Packs what is large. Called when its turn has come.
@@ -400,12 +462,8 @@ fn run_rows(write: &mut RunWrite, claims_workflow: bool) -> serde_json::Result<R
                 rows.tasks_again.push((int(*no), *available_at, blocked_by));
             }
             TaskEffect::Open(task) => {
-                let owner = task
-                    .handed_to
-                    .as_ref()
-                    .map(|to: &HandOff| to.owner.to_string());
-                let seen = owner.is_some() && task.routing.kind == TaskKind::Workflow;
-                rows.tasks_opened.push(OpenedRow {
+                let seen = task.handed_to.is_some() && task.routing.kind == TaskKind::Workflow;
+                let mut row = OpenedRow {
                     task_no: int(*no),
                     kind: task.routing.kind.number(),
                     namespace: task.routing.namespace.to_string(),
@@ -433,18 +491,18 @@ fn run_rows(write: &mut RunWrite, claims_workflow: bool) -> serde_json::Result<R
                         .map(|preferred| preferred.worker.to_string()),
                     preferred_until: task.routing.preferred.as_ref().map(|kept| kept.until),
                     visible_at: task.available_at,
-                    owner,
+                    owner: None,
                     lease_ms: long(task.lease_ms),
                     start_to_close_ms: task.start_to_close_ms.map(long),
                     heartbeat_ms: task.heartbeat_ms.map(long),
-                    poll_request_id: task
-                        .handed_to
-                        .as_ref()
-                        .and_then(|to| to.poll_request_id.as_deref())
-                        .map(str::to_owned),
+                    poll_request_id: None,
                     seen_event_id: seen.then(|| long(next.last_event())),
-                    holder_knows: task.handed_to.as_ref().map(|to| to.knows),
-                });
+                    holder_knows: None,
+                };
+                if let Some(to) = &task.handed_to {
+                    row.hand_to(to);
+                }
+                rows.tasks_opened.push(row);
             }
         }
     }

@@ -59,7 +59,10 @@ impl Job {
     /// Ready to be sent; its caller is told when it cannot be.
     fn packed(mut self) -> Option<Self> {
         match self.item.pack() {
-            Ok(()) => Some(self),
+            Ok(()) => {
+                self.item.hand_over();
+                Some(self)
+            }
             Err(error) => {
                 tracing::error!(error = %error, "commit: a decision cannot be written out");
                 let _ = self.answer.send((Outcome::Failed, None));

@@ -23,6 +23,7 @@ pub mod notify;
 pub mod others;
 mod packed;
 pub mod pool;
+pub mod ready;
 pub mod receipts;
 pub mod relays;
 pub mod retention;

@@ -2,9 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::future::{Future, poll_fn};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
+use leasehold::domain::decision::HandOff;
 use leasehold::domain::ids::RunId;
 use leasehold::domain::run::{Held, RunState};
 use leasehold::payload::{Codec, Payload};
@@ -219,6 +222,57 @@ async fn a_lane_writes_no_more_at_once_than_it_may() {
         .unwrap();
     assert!(sizes.len() > STARTS);
     assert!(sizes.iter().all(|row| row.get::<i64, _>(0) == 1));
+    bench.end().await;
+}
+
+/// A task that nobody waited for is offered once more when its commit begins, and is then held as if it had been handed
+/// out at once.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_comes_while_a_commit_waits_is_handed_its_task() {
+    let bench = Bench::new().await;
+    let mut door = bench.door().await;
+    let mut at_once = started("at-once");
+    hand_out(&mut at_once, "w");
+    assert_committed(put_one(&mut door, &mut at_once).await);
+    let (lanes, block, blocked) = busy_lane(&bench, MAX_BATCH).await;
+    let mut waiting = JoinSet::new();
+    let has_come = Arc::new(AtomicBool::new(false));
+    for (workflow, comes) in [("late", true), ("never", false)] {
+        let mut decision = started(workflow);
+        let no = open_task(&decision.write.next);
+        let mut item = item(&mut decision);
+        let has_come = Arc::clone(&has_come);
+        let offer = move || {
+            let to = HandOff {
+                owner: "w".into(),
+                poll_request_id: None,
+                knows: i64::MAX,
+            };
+            (comes && has_come.load(Ordering::SeqCst)).then_some(to)
+        };
+        item.offer(0, no, Box::new(offer));
+        enqueue(&lanes, item, &mut waiting).await;
+    }
+    has_come.store(true, Ordering::SeqCst);
+    block.lift().await;
+    all_committed(waiting, blocked).await;
+    let mut task = async |workflow: &str| {
+        let task = "select (to_jsonb(t) - '{run_id, visible_at, lease_expires_at, start_to_close_at, \
+                    heartbeat_due_at}'::text[])::text from tasks t join workflow_runs using (run_id)";
+        column(
+            &mut door,
+            &format!("{task} where workflow_id = '{workflow}'"),
+        )
+        .await
+    };
+    let (at_once, late, never) = (
+        task("at-once").await,
+        task("late").await,
+        task("never").await,
+    );
+    assert_eq!(late, at_once);
+    assert!(late[0].contains("\"lease_owner\": \"w\""), "{late:?}");
+    assert!(never[0].contains("\"lease_owner\": null"), "{never:?}");
     bench.end().await;
 }
 

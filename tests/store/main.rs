@@ -23,6 +23,7 @@ mod lost;
 mod mutants;
 mod plans;
 mod proxy;
+mod ready;
 mod retention;
 mod routing;
 #[allow(

@@ -2,7 +2,7 @@
 //! full of dead rows.
 
 use leasehold::domain::dispatch::Position;
-use leasehold::domain::ids::{RunId, TaskId, WorkerId};
+use leasehold::domain::ids::{RunId, TaskId, TaskQueue, WorkerId};
 use leasehold::domain::routing::{Poller, Profile, TaskKind};
 use leasehold::domain::run::RunState;
 use leasehold::domain::time::Timestamp;
@@ -11,6 +11,7 @@ use leasehold::store::dispatch::Begin;
 use leasehold::store::door::{DOOR, Parts};
 use leasehold::store::lease::{self, Lost, Renewal, Which};
 use leasehold::store::pool::PgPool;
+use leasehold::store::ready::{Place, ready};
 use leasehold::store::sessions::{self, Seekers};
 use leasehold::store::{
     PoolSizes, Store, claim, dispatch, given, history, load, receipts, relays, retention, timers,
@@ -172,6 +173,23 @@ async fn run_everything(bench: &Bench) -> Vec<(&'static str, Cost)> {
             .cost(&store.hot, claim_one(TaskKind::Workflow, "w"))
             .await
             .1
+    }));
+    costs.push(("queues that may have ready tasks", {
+        let queues: Vec<TaskQueue> = (0..10).map(|n| format!("quiet {n}").into()).collect();
+        let quiet: Vec<Place> = queues
+            .iter()
+            .flat_map(|queue| {
+                [TaskKind::Workflow, TaskKind::Query].map(|kind| Place {
+                    namespace: &namespace,
+                    queue,
+                    kind,
+                    from: Position::START,
+                })
+            })
+            .collect();
+        let (found, cost) = meter.cost(&store.hot, ready(&store.hot, &quiet)).await;
+        assert!(found.unwrap().is_empty());
+        cost
     }));
     costs.push(("repeat of a poll", {
         let question = |owner: &str| given::Question {
@@ -667,6 +685,15 @@ async fn dead_tasks_before_a_mark_are_not_walked_over() {
         let urgent = claim::urgent_first(&store.hot, &namespace, &queues);
         let (found, cost) = meter.cost(&store.hot, urgent).await;
         assert_eq!(found.unwrap(), [0]);
+        pages(cost);
+        let place = Place {
+            namespace: &namespace,
+            queue: &queue,
+            kind,
+            from,
+        };
+        let (found, cost) = meter.cost(&store.hot, ready(&store.hot, &[place])).await;
+        assert_eq!(found.unwrap()[0].0, 0);
         pages(cost);
         let begin = Begin { after: None, from };
         let look = dispatch::look(&store.hot, kind, &namespace, &queue, &profile, 1, begin);

@@ -37,7 +37,7 @@ const TYPES: [&str; 4] = ["a", "b", "B", "c"];
 const BUILDS: [Option<&str>; 3] = [None, Some("1"), Some("2")];
 
 /// A session that a task asks for.
-fn session(id: &str, requirements: &[&str]) -> Arc<Options> {
+pub fn session(id: &str, requirements: &[&str]) -> Arc<Options> {
     Arc::new(Options {
         session_id: id.into(),
         connection: None,
