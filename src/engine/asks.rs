@@ -473,8 +473,7 @@ async fn hand_over(
             Ok(Placed::Handed)
         }
         other => {
-            core.registry.put_back(poll);
-            claims::look(core, key);
+            claims::put_back(core, poll);
             match other {
                 Err(error) => Err(error.into()),
                 Ok(_) => Ok(Placed::NumberTaken),

@@ -44,6 +44,11 @@ impl Turns {
         map.entry(key.clone()).or_default();
     }
 
+    /// Whether more than priority and age counts in a queue, as far as this node has seen.
+    pub fn knows(&self, key: &QueueKey) -> bool {
+        self.map().contains_key(key)
+    }
+
     fn get(&self, key: &QueueKey) -> Option<Turn> {
         self.map().get(key).cloned()
     }

@@ -134,23 +134,24 @@ impl Marks {
         }
     }
 
-    /// Where a look for all profiles of a queue begins that is to find out whether anything is ready. Whether it is one
-    /// from the start that was due: [`Marks::looked`] is told how long that took.
-    pub fn begin_for_all(&self, key: &QueueKey) -> (Position, bool) {
+    /// Where a look for several profiles of a queue begins that is to find out whether anything is ready. One from the
+    /// start says with [`Marks::looked`] how long it took.
+    pub fn begin_for(&self, key: &QueueKey, profiles: &[Profile]) -> Position {
         let now = Instant::now();
-        let mut inner = self.inner();
-        let Some(queue) = inner.queues.get_mut(key).filter(|_| self.is_used) else {
-            return (Position::START, false);
+        let inner = self.inner();
+        let queue = inner.queues.get(key).filter(|_| self.is_used);
+        let from = |profile: &Profile| {
+            let mark = queue?.marks.iter().find(|mark| mark.profile == *profile);
+            mark.filter(|mark| now < mark.whole_look_at)
+                .map(|mark| mark.at)
         };
-        let is_due = |mark: &Mark| mark.whole_look_at <= now;
-        if queue.marks.iter().any(is_due) {
-            return (Position::START, true);
-        }
-        let lowest = queue.marks.iter().map(|mark| mark.at).min();
-        (lowest.unwrap_or(Position::START), false)
+        let positions = profiles
+            .iter()
+            .map(|profile| from(profile).unwrap_or(Position::START));
+        positions.min().unwrap_or(Position::START)
     }
 
-    /// Looks at these queues from the start, for all profiles, took so long together.
+    /// Looks at these queues from the start took so long each.
     pub fn looked<'a>(&self, keys: impl Iterator<Item = &'a QueueKey>, took: Duration) {
         let next = Instant::now() + pause(took);
         let mut inner = self.inner();
@@ -391,22 +392,38 @@ mod tests {
     }
 
     #[test]
-    fn a_look_for_all_profiles_begins_at_the_lowest_mark() {
+    fn a_look_for_several_profiles_begins_at_their_lowest_mark() {
         let marks = Marks::new(true);
-        let (key, one, other) = (key(), profile(1), profile(2));
-        assert_eq!(marks.begin_for_all(&key), (Position::START, false));
+        let (key, one, other, gone) = (key(), profile(1), profile(2), profile(3));
+        let both = [one.clone(), other.clone()];
+        assert_eq!(marks.begin_for(&key, &both), Position::START);
+        marks.look(&key, &gone).reached(position(1));
         marks.look(&key, &one).reached(position(7));
+        assert_eq!(
+            marks.begin_for(&key, &both),
+            Position::START,
+            "one has no mark"
+        );
         marks.look(&key, &other).reached(position(5));
-        assert_eq!(marks.begin_for_all(&key), (position(5), false));
-        marks.inner().queues.get_mut(&key).unwrap().marks[0].whole_look_at = Instant::now();
-        assert_eq!(marks.begin_for_all(&key), (Position::START, true));
+        assert_eq!(marks.begin_for(&key, &both), position(5));
+        marks.inner().queues.get_mut(&key).unwrap().marks[1].whole_look_at = Instant::now();
+        assert_eq!(
+            marks.begin_for(&key, &both),
+            Position::START,
+            "one from the start is due"
+        );
+        assert_eq!(
+            marks.begin_for(&key, &both[1..]),
+            position(5),
+            "not for this one"
+        );
         marks.looked(std::iter::once(&key), Duration::ZERO);
-        assert_eq!(marks.begin_for_all(&key), (position(5), false));
+        assert_eq!(marks.begin_for(&key, &both), position(5));
         marks.lower(&key, position(3));
-        assert_eq!(marks.begin_for_all(&key), (position(3), false));
+        assert_eq!(marks.begin_for(&key, &both), position(3));
         let unused = Marks::new(false);
         unused.look(&key, &one).reached(position(7));
-        assert_eq!(unused.begin_for_all(&key), (Position::START, false));
+        assert_eq!(unused.begin_for(&key, &both[..1]), Position::START);
     }
 
     #[test]

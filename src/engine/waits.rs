@@ -218,7 +218,7 @@ mod tests {
         let hear = hear(&mut waiting, &mut asking, begun + LONG);
         let claim = async {
             tokio::task::yield_now().await;
-            registry.put_back(reserved);
+            let _ = registry.put_back(reserved);
         };
         let (heard, ()) = tokio::join!(hear, claim);
         assert!(matches!(heard.word, Some(Err(Ended::GivenUp))));

@@ -236,6 +236,7 @@ impl OfferedTask {
     fn taken(self, decision: &mut Decision, now: Timestamp) -> Option<Promise> {
         let mut found = self.poll.lock().unwrap_or_else(PoisonError::into_inner);
         let poll = found.take()?;
+        debug_assert_eq!(self.routing.kind, TaskKind::Workflow, "history is written");
         if let Some(write) = decision.writes_mut().nth(self.place) {
             write.hand_over(self.task.no, hand_off(&poll), now);
         }

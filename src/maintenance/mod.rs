@@ -197,10 +197,7 @@ async fn wakes(engine: Engine) {
 async fn recheck(engine: Engine) {
     loop {
         tokio::time::sleep(RECHECK_TICK).await;
-        // What is not looked at now is looked at the next time.
-        if let Err(fault) = engine.recheck_queues().await {
-            tracing::debug!(error = %fault, "queues could not be looked at");
-        }
+        engine.recheck_queues().await;
     }
 }
 

@@ -4,10 +4,12 @@
 mod grant;
 mod keys;
 mod parked;
+mod recheck;
 mod registry;
 mod wakes;
 
 pub use grant::{Grant, GrantedLease, Releases};
 pub use keys::{Ended, IdMap, QueueKey, WorkerKey};
+pub use recheck::Due;
 pub use registry::{Guard, Registry, Reserved, Waiting};
 pub use wakes::Wakes;

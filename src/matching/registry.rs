@@ -2,18 +2,17 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use tokio::sync::oneshot;
 
 use super::grant::Grant;
 use super::keys::{Ended, IdMap, QueueKey, WorkerKey};
 use super::parked::{Parked, Slot, Word};
+use super::recheck::{Due, pause};
 use crate::domain::ids::Namespace;
 use crate::domain::routing::{Poller, Profile, Routing, TaskKind};
 
-/// Shortest and longest pause between two looks at a queue that has parked polls and no hint.
-const RECHECK: std::ops::Range<u64> = 1_500..2_500;
 /// Profiles that are remembered as having nothing to take, per queue.
 const PROFILES_KEPT: usize = 64;
 /// Queues that are remembered while nobody waits on them.
@@ -50,7 +49,7 @@ impl Queue {
             claiming: false,
             picky: false,
             ordered: None,
-            recheck_at: now + recheck_pause(now),
+            recheck_at: now + pause(now),
         }
     }
 
@@ -92,13 +91,6 @@ impl Queue {
         self.claiming = true;
         true
     }
-}
-
-/// A pause that differs from look to look, so that nodes do not look together.
-fn recheck_pause(now: Instant) -> Duration {
-    let spread = RECHECK.end - RECHECK.start;
-    let noise = u64::from(now.elapsed().subsec_nanos()) ^ uuid::Uuid::new_v4().as_u64_pair().0;
-    Duration::from_millis(RECHECK.start + noise % spread)
 }
 
 #[derive(Debug, Default)]
@@ -435,6 +427,7 @@ impl Registry {
 
     /// Lets a poll wait on that was spoken for and got nothing. Returns the queues to claim from:
     /// something may have become ready there while the poll seemed not to wait.
+    #[must_use]
     pub fn put_back(&self, reserved: Reserved) -> Vec<QueueKey> {
         let mut inner = self.inner();
         inner.put_back(&reserved.parked);
@@ -456,6 +449,7 @@ impl Registry {
 
     /// Says that a queue may have ready tasks in the database. Returns whether a claim should be
     /// started: polls wait, and none is under way.
+    #[must_use]
     pub fn backlog(&self, key: &QueueKey) -> bool {
         let mut inner = self.inner();
         // A queue that is not known here is looked at as soon as somebody waits on it.
@@ -466,6 +460,7 @@ impl Registry {
     }
 
     /// Whether a claim should be started for a poll that has just been parked.
+    #[must_use]
     pub fn wants_claim(&self, key: &QueueKey) -> bool {
         self.inner().queues.get_mut(key).is_some_and(|queue| {
             if queue.picky {
@@ -532,14 +527,20 @@ impl Registry {
     }
 
     /// Queues with parked polls and without a claim whose slow re-check is due.
-    pub fn due_for_recheck(&self) -> Vec<QueueKey> {
-        let now = Instant::now();
+    pub fn due_for_recheck(&self, now: Instant) -> Vec<Due> {
         let mut due = Vec::new();
         for (key, queue) in &mut self.inner().queues {
             if queue.recheck_at <= now {
-                queue.recheck_at = now + recheck_pause(now);
-                if queue.is_parked() && !queue.claiming {
-                    due.push(key.clone());
+                queue.recheck_at = now + pause(now);
+                if queue.claiming {
+                    // The claim goes on to those that it would have left out.
+                    queue.empty_for.clear();
+                } else if queue.is_parked() {
+                    due.push(Due {
+                        key: key.clone(),
+                        profiles: queue.groups.iter().map(|one| one.profile.clone()).collect(),
+                        claims: queue.picky || queue.claimable().is_some(),
+                    });
                 }
             }
         }

@@ -59,10 +59,7 @@ impl Job {
     /// Ready to be sent; its caller is told when it cannot be.
     fn packed(mut self) -> Option<Self> {
         match self.item.pack() {
-            Ok(()) => {
-                self.item.hand_over();
-                Some(self)
-            }
+            Ok(()) => Some(self),
             Err(error) => {
                 tracing::error!(error = %error, "commit: a decision cannot be written out");
                 let _ = self.answer.send((Outcome::Failed, None));
@@ -299,11 +296,14 @@ async fn run(store: Store, mut jobs: Jobs, most: usize) {
     let mut connection: Option<PgConnection> = None;
     while let Some(batch) = jobs.next(most).await {
         let batch = batch.into_iter().filter_map(Job::packed);
-        let (items, answers): (Vec<Item>, Vec<oneshot::Sender<Answer>>) =
+        let (mut items, answers): (Vec<Item>, Vec<oneshot::Sender<Answer>>) =
             batch.map(|job| (job.item, job.answer)).unzip();
         let begun = Instant::now();
         let outcomes = match reach(&store, &mut connection).await {
-            Some(reached) => commit::commit(reached, &items).await,
+            Some(reached) => {
+                items.iter_mut().for_each(Item::hand_over);
+                commit::commit(reached, &items).await
+            }
             None => vec![Outcome::Unreached; items.len()],
         };
         metrics::histogram!("dw_commit_batch_items").record(items.len() as f64);

@@ -22,7 +22,8 @@ pub struct Place<'a> {
 type Row = (i64, Option<i16>, Option<chrono::DateTime<chrono::Utc>>);
 
 /// Those of the queues, by their place in the list, that have a task which is ready, whoever may take it, and where
-/// the first one lies. Where it is of a class, of a session or an ask, that is [`Position::END`].
+/// the first one lies. Where it is of a class, of a session or an ask, that is [`Position::END`]. One of a class may
+/// be for later.
 ///
 /// # Errors
 /// The database cannot be reached.
@@ -51,12 +52,11 @@ pub async fn ready(pool: &PgPool, queues: &[Place<'_>]) -> sqlx::Result<Vec<(usi
              (select null, null from tasks
               where state = 0 and session_id is null and fairness_key is not null
                 and namespace = q.namespace and queue = q.queue and kind = q.kind
-                and visible_at <= (select now from n)
               order by priority, fairness_key, visible_at limit 1)
              union all
              (select null, null from tasks
-              where state = 0 and session_id is not null
-                and namespace = q.namespace and queue = q.queue and kind = q.kind
+              where q.kind = 1 and state = 0 and session_id is not null
+                and namespace = q.namespace and queue = q.queue and kind = 1
                 and visible_at <= (select now from n)
               order by session_id limit 1)
              union all

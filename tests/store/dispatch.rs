@@ -324,7 +324,7 @@ fn a_hand_off_does_not_pass_a_backlog_that_has_an_order() {
         drop(polls);
         let (_, polls) = registry.next_claim(&key, 9).unwrap();
         for poll in polls {
-            registry.put_back(poll);
+            let _ = registry.put_back(poll);
         }
         assert!(registry.next_claim(&key, 9).is_none());
         assert_eq!(taken(&registry), Some(worker(2)), "nothing is left");
@@ -358,7 +358,7 @@ fn very_many_profiles_are_looked_for_once() {
         looks += 1;
         assert!(looks <= PROFILES, "it claims for ever");
         for poll in polls {
-            registry.put_back(poll);
+            let _ = registry.put_back(poll);
         }
     }
     assert_eq!((looks, parked.len()), (PROFILES, PROFILES));

@@ -43,7 +43,12 @@ async fn queues_with_ready_tasks_are_found_among_others() {
         session: Some(session("s", &[])),
         ..routing(Activity, "session")
     };
+    let classed_later = Routing {
+        fairness_key: Some("tenant".into()),
+        ..routing(Workflow, "class-later")
+    };
     let mut tasks = [
+        (classed_later, later),
         (routing(Workflow, "plain"), then),
         (routing(Workflow, "later"), later),
         (classed, then),
@@ -82,6 +87,7 @@ async fn queues_with_ready_tasks_are_found_among_others() {
         ("later", Workflow, start, None),
         ("class", Workflow, past, Some(Position::END)),
         ("class", Activity, start, None),
+        ("class-later", Workflow, start, Some(Position::END)),
         ("session", Activity, past, Some(Position::END)),
         ("session", Workflow, start, None),
         ("ask", Query, past, Some(Position::END)),
