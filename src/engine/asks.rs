@@ -380,7 +380,7 @@ impl Engine {
     async fn write_ask(&self, mut ask: NewAsk) -> Result<Placed, Fault> {
         let core = &self.core;
         let key = QueueKey::from(&ask.routing);
-        if let Some(poll) = core.registry.reserve(&ask.routing) {
+        if let Some(poll) = core.registry.reserve(&ask.routing, false) {
             ask.handed_to = Some(poll.poller().clone());
             return hand_over(core, &key, poll, &ask).await;
         }

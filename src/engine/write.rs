@@ -180,7 +180,7 @@ fn promise(
                 run: write.next.id,
                 no,
             };
-            if let Some(poll) = core.registry.reserve(&task.routing) {
+            if let Some(poll) = core.registry.reserve(&task.routing, false) {
                 let key = QueueKey::from(&task.routing);
                 write.hand_over(no, hand_off(&poll), now);
                 promises.push(Promise {
@@ -224,7 +224,7 @@ impl OfferedTask {
         let (core, routing) = (Weak::clone(&core.me), self.routing.clone());
         let found = Arc::clone(&self.poll);
         let offer = move || {
-            let poll = core.upgrade()?.registry.reserve(&routing)?;
+            let poll = core.upgrade()?.registry.reserve(&routing, true)?;
             let to = hand_off(&poll);
             *found.lock().unwrap_or_else(PoisonError::into_inner) = Some(poll);
             Some(to)

@@ -34,7 +34,7 @@ mod tests {
 
     use super::super::{Registry, Waiting, WorkerKey};
     use super::*;
-    use crate::domain::routing::{Poller, TaskKind};
+    use crate::domain::routing::{Poller, Routing, TaskKind};
 
     fn key() -> QueueKey {
         QueueKey {
@@ -46,7 +46,7 @@ mod tests {
 
     fn profile(knows: i64) -> Profile {
         Profile {
-            types: Vec::new().into(),
+            types: ["t".to_owned()].into(),
             build_id: None,
             knows,
         }
@@ -94,6 +94,39 @@ mod tests {
         drop(first);
         let due = registry.due_for_recheck(later() + 2 * hour);
         assert_eq!(due[0].profiles, [profile(2)]);
+    }
+
+    /// Rule: a task that nobody waited for at first passes none that is ready already.
+    #[test]
+    fn a_task_that_is_offered_again_goes_behind_those_that_wait_for_a_claim() {
+        let registry = Arc::new(Registry::default());
+        let _waiting = park(&registry, 1);
+        let routing = Routing {
+            kind: TaskKind::Workflow,
+            namespace: "n".into(),
+            queue: "q".into(),
+            task_type: "t".into(),
+            priority: 5,
+            fairness_key: None,
+            fairness_weight: 1,
+            build_id: None,
+            needs: 0,
+            session: None,
+            preferred: None,
+        };
+        registry.saw(&key(), false);
+        let reserve = |again| registry.reserve(&routing, again);
+        assert!(reserve(true).is_none(), "nobody has looked yet");
+        let handed = reserve(false).unwrap();
+        assert_eq!(registry.put_back(handed), [key()]);
+        let (_, mut polls) = registry.next_claim(&key(), 1).unwrap();
+        assert!(registry.put_back(polls.remove(0)).is_empty());
+        assert!(reserve(true).is_none(), "a claim is under way");
+        assert!(registry.next_claim(&key(), 1).is_none());
+        let handed = reserve(true).unwrap();
+        assert!(registry.put_back(handed).is_empty());
+        assert!(registry.backlog(&key()));
+        assert!(reserve(true).is_none(), "others are ready");
     }
 
     /// A queue that is claimed from all the time has nothing forgotten: the claim goes on to everybody.

@@ -54,9 +54,10 @@ impl Queue {
     }
 
     /// Whether polls of a profile may be given a task that has only now become ready: in a queue where
-    /// order counts, not while older ones may wait.
-    fn hands_over(&self, profile: &Profile) -> bool {
-        self.ordered == Some(false) || !self.claiming && self.empty_for.contains(profile)
+    /// order counts, and for one that nobody waited for at first, not while older ones may wait.
+    fn hands_over(&self, profile: &Profile, again: bool) -> bool {
+        let is_plain = self.ordered == Some(false) && !again;
+        is_plain || !self.claiming && self.empty_for.contains(profile)
     }
 
     /// Remembers that nothing is left for a profile.
@@ -246,7 +247,7 @@ impl Inner {
     }
 
     /// A poll of the worker that the task is best given to.
-    fn preferred(&self, key: &QueueKey, routing: &Routing) -> Option<Arc<Parked>> {
+    fn preferred(&self, key: &QueueKey, routing: &Routing, again: bool) -> Option<Arc<Parked>> {
         let worker = WorkerKey {
             namespace: key.namespace.clone(),
             worker: routing.preferred.as_ref()?.worker.clone(),
@@ -256,18 +257,22 @@ impl Inner {
         let waits = |parked: &&Arc<Parked>| {
             parked.keys.contains(key)
                 && parked.profile.may_take(routing)
-                && queue.hands_over(&parked.profile)
+                && queue.hands_over(&parked.profile, again)
                 && matches!(*parked.slot(), Slot::Waiting(_))
         };
         polls.values().find(waits).cloned()
     }
 
-    fn longest_waiting(&self, key: &QueueKey, routing: &Routing) -> Option<Arc<Parked>> {
+    fn longest_waiting(
+        &self,
+        key: &QueueKey,
+        routing: &Routing,
+        again: bool,
+    ) -> Option<Arc<Parked>> {
         let queue = self.queues.get(key)?;
-        queue
-            .groups
-            .iter()
-            .filter(|group| group.profile.may_take(routing) && queue.hands_over(&group.profile))
+        let may = |profile: &Profile| profile.may_take(routing) && queue.hands_over(profile, again);
+        let groups = queue.groups.iter().filter(|group| may(&group.profile));
+        groups
             .filter_map(|group| group.parked.values().next())
             .min_by_key(|parked| parked.ticket)
             .cloned()
@@ -409,14 +414,15 @@ impl Registry {
     }
 
     /// Speaks for a poll that may take such a task: one of the worker that keeps its run in memory, or
-    /// the one that has waited longest.
-    pub fn reserve(&self, routing: &Routing) -> Option<Reserved> {
+    /// the one that has waited longest. `again` is for a task that nobody waited for at first: older ones that wait
+    /// for a claim come before it.
+    pub fn reserve(&self, routing: &Routing, again: bool) -> Option<Reserved> {
         let key = QueueKey::from(routing);
         let mut inner = self.inner();
         loop {
             let parked = inner
-                .preferred(&key, routing)
-                .or_else(|| inner.longest_waiting(&key, routing))?;
+                .preferred(&key, routing, again)
+                .or_else(|| inner.longest_waiting(&key, routing, again))?;
             // Taken out of this queue only; its other queues see that it is spoken for.
             inner.remove(std::slice::from_ref(&key), &parked);
             if parked.reserve() {

@@ -239,7 +239,7 @@ async fn a_hand_off_chooses_the_poll_that_a_claim_chooses() {
             .collect();
         registry.saw(&key, false);
         let handed = registry
-            .reserve(&routing)
+            .reserve(&routing, false)
             .map(|poll| poll.poller().owner.clone());
         // A claim is for polls that can take the same tasks; each of these can take this one.
         let able: Vec<Poller> = polls
@@ -297,7 +297,7 @@ fn a_hand_off_does_not_pass_a_backlog_that_has_an_order() {
     let mut routing = decision.write.opened().next().unwrap().1.routing.clone();
     routing.preferred = kept_by(1, now().plus_seconds(60));
     let taken = |registry: &Arc<Registry>| {
-        let poll = registry.reserve(&routing)?;
+        let poll = registry.reserve(&routing, false)?;
         let owner = poll.poller().owner.clone();
         assert_eq!(registry.put_back(poll).len(), 0, "no claim is called for");
         Some(owner)
