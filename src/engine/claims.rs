@@ -11,6 +11,7 @@ use crate::matching::{Grant, GrantedLease, QueueKey, Reserved, WorkerKey};
 use crate::store::asks;
 use crate::store::claim::Claimed;
 use crate::store::others::Pace;
+use crate::store::ready::Place;
 
 /// Claims of one queue while other nodes write, too. Meanwhile what this node opens goes to polls that wait here,
 /// with no claim.
@@ -41,6 +42,16 @@ pub(super) fn ready(core: &Core, key: &QueueKey, from: Position) {
     core.marks.lower(key, from);
     if core.registry.backlog(key) {
         start(core, key.clone());
+    }
+}
+
+/// A queue that is asked about, from a position on.
+pub(super) fn place(key: &QueueKey, from: Position) -> Place<'_> {
+    Place {
+        namespace: &key.namespace,
+        queue: &key.queue,
+        kind: key.kind,
+        from,
     }
 }
 

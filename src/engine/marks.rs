@@ -284,23 +284,7 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise")]
 
     use super::*;
-    use crate::domain::routing::TaskKind;
-
-    fn key() -> QueueKey {
-        QueueKey {
-            kind: TaskKind::Workflow,
-            namespace: "default".into(),
-            queue: "q".into(),
-        }
-    }
-
-    fn profile(knows: i64) -> Profile {
-        Profile {
-            types: Vec::new().into(),
-            build_id: None,
-            knows,
-        }
-    }
+    use crate::matching::kit::{key, profile};
 
     fn position(micros: i64) -> Position {
         Position::of_age(DEFAULT_PRIORITY, Timestamp::from_micros(micros))

@@ -14,7 +14,7 @@ use crate::domain::run::{Activity, ReplayMode, RunState};
 use crate::domain::session::Session;
 use crate::domain::worker::{Registration, WorkerStatus};
 use crate::matching::{Grant, GrantedLease, QueueKey};
-use crate::store::{self, history};
+use crate::store::{history, ready};
 
 /// The capability of a worker that validates updates.
 pub(super) const VALIDATES: &str = "update_validation_tasks";
@@ -162,8 +162,7 @@ impl Engine {
             }
         }
         let ready = if request.queues.len() > 1 {
-            self.ready_queues(&request.namespace, &keys, &profile)
-                .await?
+            self.ready_queues(&keys, &profile).await?
         } else {
             Vec::new()
         };
@@ -243,15 +242,14 @@ impl Engine {
     /// given everything of the first before anything of the others. Asks are not looked at.
     async fn ready_queues(
         &self,
-        namespace: &Namespace,
         keys: &[QueueKey],
         profile: &Profile,
     ) -> Result<Vec<QueueKey>, Fault> {
         let queues: Vec<_> = keys
             .iter()
-            .map(|key| (&key.queue, key.kind, self.core.marks.of(key, profile)))
+            .map(|key| claims::place(key, self.core.marks.of(key, profile)))
             .collect();
-        let urgent = store::claim::urgent_first(&self.core.store.hot, namespace, &queues).await?;
+        let urgent = ready::urgent_first(&self.core.store.hot, &queues).await?;
         let ready = urgent.iter().filter_map(|place| keys.get(*place));
         Ok(ready.cloned().collect())
     }

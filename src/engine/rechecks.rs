@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::{Core, Engine, claims};
+use super::{Engine, claims};
 use crate::domain::dispatch::Position;
 use crate::matching::Due;
 use crate::store::ready::{self, Place};
@@ -34,7 +34,10 @@ impl Engine {
     async fn recheck(&self, queues: &[Due]) {
         let core = &self.core;
         let began = Instant::now();
-        let places: Vec<Place> = queues.iter().map(|due| place(core, due)).collect();
+        let places: Vec<Place> = queues
+            .iter()
+            .map(|due| claims::place(&due.key, core.marks.begin_for(&due.key, &due.profiles)))
+            .collect();
         let asked = tokio::time::timeout(PATIENCE, ready::ready(&core.store.hot, &places)).await;
         let Ok(Ok(found)) = asked else {
             let error = asked
@@ -63,15 +66,5 @@ impl Engine {
                 claims::ready(core, &due.key, at);
             }
         }
-    }
-}
-
-fn place<'a>(core: &Core, due: &'a Due) -> Place<'a> {
-    let Due { key, profiles, .. } = due;
-    Place {
-        namespace: &key.namespace,
-        queue: &key.queue,
-        kind: key.kind,
-        from: core.marks.begin_for(key, profiles),
     }
 }

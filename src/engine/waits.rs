@@ -172,37 +172,15 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::matching::kit::{key, park, poller};
     use crate::matching::{Registry, Releases, Reserved};
 
+    const POLL: Option<&str> = Some("p");
     const LONG: Duration = Duration::from_mins(10);
-
-    fn poller() -> Poller {
-        Poller {
-            owner: "w".into(),
-            poll_request_id: Some("p".into()),
-            kinds: [TaskKind::Workflow].into(),
-        }
-    }
 
     /// A poll that waits, and the hand of a claim on it.
     fn claimed(registry: &Arc<Registry>) -> (Waiting, Reserved) {
-        let key = QueueKey {
-            kind: TaskKind::Workflow,
-            namespace: "n".into(),
-            queue: "q".into(),
-        };
-        let worker = WorkerKey {
-            namespace: "n".into(),
-            worker: "w".into(),
-        };
-        let profile = Profile {
-            types: ["t".to_owned()].into(),
-            build_id: None,
-            knows: 0,
-        };
-        let waiting = registry
-            .park(vec![key.clone()], worker, 1, profile, poller())
-            .unwrap();
+        let (key, waiting) = (key(), park(registry, 0, POLL).unwrap());
         assert!(registry.wants_claim(&key));
         let (_, mut reserved) = registry.next_claim(&key, 1).unwrap();
         (waiting, reserved.pop().unwrap())
@@ -249,7 +227,7 @@ mod tests {
                 .map(|(no, at)| GrantedLease::of_task(*no, *at))
                 .collect();
             let own_task = GrantedLease::of_task(own, 0).task;
-            let other = given::first(leases, Some(own_task), &poller());
+            let other = given::first(leases, Some(own_task), &poller(POLL));
             let other = other.ok().expect("a kind that it asked for");
             other.map_or(own, |lease| lease.task.no)
         };

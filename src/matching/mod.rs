@@ -3,6 +3,8 @@
 
 mod grant;
 mod keys;
+#[cfg(test)]
+pub mod kit;
 mod parked;
 mod recheck;
 mod registry;

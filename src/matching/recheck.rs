@@ -32,39 +32,10 @@ mod tests {
 
     use std::sync::Arc;
 
-    use super::super::{Registry, Waiting, WorkerKey};
+    use super::super::Registry;
+    use super::super::kit::{key, park, profile};
     use super::*;
-    use crate::domain::routing::{Poller, Routing, TaskKind};
-
-    fn key() -> QueueKey {
-        QueueKey {
-            kind: TaskKind::Workflow,
-            namespace: "n".into(),
-            queue: "q".into(),
-        }
-    }
-
-    fn profile(knows: i64) -> Profile {
-        Profile {
-            types: ["t".to_owned()].into(),
-            build_id: None,
-            knows,
-        }
-    }
-
-    fn park(registry: &Arc<Registry>, knows: i64) -> Waiting {
-        let worker = WorkerKey {
-            namespace: "n".into(),
-            worker: "w".into(),
-        };
-        let poller = Poller {
-            owner: "w".into(),
-            poll_request_id: None,
-            kinds: [TaskKind::Workflow].into(),
-        };
-        let parked = registry.park(vec![key()], worker, 0, profile(knows), poller);
-        parked.unwrap()
-    }
+    use crate::domain::routing::{Routing, TaskKind};
 
     /// A time at which every re-check is due.
     fn later() -> Instant {
@@ -74,8 +45,8 @@ mod tests {
     #[test]
     fn a_quiet_queue_is_due_for_the_polls_that_wait() {
         let registry = Arc::new(Registry::default());
-        let first = park(&registry, 1);
-        let _second = park(&registry, 2);
+        let first = park(&registry, 1, None).unwrap();
+        let _second = park(&registry, 2, None).unwrap();
         assert!(registry.due_for_recheck(Instant::now()).is_empty());
         let due = registry.due_for_recheck(later());
         assert!(due[0].claims, "nobody has looked yet");
@@ -100,7 +71,7 @@ mod tests {
     #[test]
     fn a_task_that_is_offered_again_goes_behind_those_that_wait_for_a_claim() {
         let registry = Arc::new(Registry::default());
-        let _waiting = park(&registry, 1);
+        let _waiting = park(&registry, 1, None).unwrap();
         let routing = Routing {
             kind: TaskKind::Workflow,
             namespace: "n".into(),
@@ -133,7 +104,7 @@ mod tests {
     #[test]
     fn a_claim_goes_on_to_those_that_it_would_have_left_out() {
         let registry = Arc::new(Registry::default());
-        let _waiting = park(&registry, 1);
+        let _waiting = park(&registry, 1, None).unwrap();
         assert!(registry.wants_claim(&key()));
         let (_, mut polls) = registry.next_claim(&key(), 1).unwrap();
         assert!(registry.put_back(polls.remove(0)).is_empty());

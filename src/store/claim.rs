@@ -62,59 +62,6 @@ pub struct Claimed {
     pub heartbeat_due_at: Option<Timestamp>,
 }
 
-/// The places of those queues that have a ready task, the most urgent one first, and of equally urgent
-/// ones that with the older task. What a worker can take is not looked at, nor what lies before the
-/// position that stands beside each queue.
-///
-/// # Errors
-/// The database cannot be reached.
-pub async fn urgent_first(
-    pool: &PgPool,
-    namespace: &Namespace,
-    queues: &[(&TaskQueue, TaskKind, Position)],
-) -> sqlx::Result<Vec<usize>> {
-    let names: Vec<&str> = queues.iter().map(|(queue, ..)| queue.as_str()).collect();
-    let kinds: Vec<i16> = queues.iter().map(|(_, kind, _)| kind.number()).collect();
-    let priorities: Vec<i16> = queues
-        .iter()
-        .map(|(_, _, from)| from.priority.into())
-        .collect();
-    let ages: Vec<_> = queues
-        .iter()
-        .map(|(_, _, from)| from.ready_at.to_chrono())
-        .collect();
-    let places: Vec<(i64,)> = sqlx::query_as(
-        "with n as materialized (select clock_timestamp() as now)
-         select q.place from unnest($2::text[], $3::smallint[], $4::smallint[], $5::timestamptz[])
-             with ordinality q(queue, kind, from_priority, from_age, place),
-         lateral (
-             (select priority, visible_at from tasks
-              where state = 0 and session_id is null and fairness_key is null
-                and namespace = $1 and queue = q.queue and kind = q.kind
-                and (priority, visible_at) >= (q.from_priority, q.from_age)
-                and visible_at <= (select now from n)
-              order by priority, visible_at limit 1)
-             union all
-             (select priority, visible_at from tasks
-              where state = 0 and session_id is null and fairness_key is not null
-                and namespace = $1 and queue = q.queue and kind = q.kind and visible_at <= clock_timestamp()
-              order by priority, fairness_key, visible_at limit 1)) h
-         group by q.place
-         order by min(h.priority), min(h.visible_at), q.place",
-    )
-    .bind(namespace.as_str())
-    .bind(names)
-    .bind(kinds)
-    .bind(priorities)
-    .bind(ages)
-    .fetch_all(pool)
-    .await?;
-    Ok(places
-        .into_iter()
-        .filter_map(|(place,)| usize::try_from(place - 1).ok())
-        .collect())
-}
-
 /// What a claim gave, and what it saw of the queue.
 #[derive(Clone, Debug, Default)]
 pub struct Plain {

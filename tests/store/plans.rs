@@ -11,7 +11,7 @@ use leasehold::store::dispatch::Begin;
 use leasehold::store::door::{DOOR, Parts};
 use leasehold::store::lease::{self, Lost, Renewal, Which};
 use leasehold::store::pool::PgPool;
-use leasehold::store::ready::{Place, ready};
+use leasehold::store::ready::{Place, ready, urgent_first};
 use leasehold::store::sessions::{self, Seekers};
 use leasehold::store::{
     PoolSizes, Store, claim, dispatch, given, history, load, receipts, relays, retention, timers,
@@ -681,18 +681,18 @@ async fn dead_tasks_before_a_mark_are_not_walked_over() {
             let within = pages.contains(&usize::try_from(cost.pages).unwrap());
             assert!(within, "{} pages from {from:?}", cost.pages);
         };
-        let queues = [(&queue, kind, from)];
-        let urgent = claim::urgent_first(&store.hot, &namespace, &queues);
-        let (found, cost) = meter.cost(&store.hot, urgent).await;
-        assert_eq!(found.unwrap(), [0]);
-        pages(cost);
         let place = Place {
             namespace: &namespace,
             queue: &queue,
             kind,
             from,
         };
-        let (found, cost) = meter.cost(&store.hot, ready(&store.hot, &[place])).await;
+        let places = [place];
+        let urgent = urgent_first(&store.hot, &places);
+        let (found, cost) = meter.cost(&store.hot, urgent).await;
+        assert_eq!(found.unwrap(), [0]);
+        pages(cost);
+        let (found, cost) = meter.cost(&store.hot, ready(&store.hot, &places)).await;
         assert_eq!(found.unwrap()[0].0, 0);
         pages(cost);
         let begin = Begin { after: None, from };
