@@ -354,7 +354,7 @@ impl Engine {
                 id,
                 routing: routing.clone(),
                 name: question.name.to_string(),
-                arguments: question.arguments.blob.to_string(),
+                arguments: question.arguments.blob().to_string(),
                 seen: state.last_event(),
                 node: self.core.settings.node.clone(),
                 timeout_ms: u64::try_from(left.as_millis()).unwrap_or(u64::MAX),

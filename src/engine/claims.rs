@@ -151,8 +151,8 @@ pub(super) async fn claim(
 
 fn give(core: &Core, key: &QueueKey, polls: Vec<Reserved>, claimed: Vec<Claimed>) {
     let mut polls: Vec<Option<Reserved>> = polls.into_iter().map(Some).collect();
-    metrics::counter!("dw_claims_total", "kind" => key.kind.as_str())
-        .increment(claimed.len() as u64);
+    let claims = core.counters.claims(key.kind);
+    claims.increment(claimed.len() as u64);
     for task in claimed {
         let poll = polls.get_mut(task.poller).and_then(Option::take);
         if let Some(poll) = poll {

@@ -8,6 +8,7 @@ mod cache;
 mod cancellations;
 mod claims;
 mod contracts;
+mod counters;
 mod dispatch;
 mod driven;
 mod error;
@@ -182,6 +183,7 @@ pub(crate) struct Core {
     marks: marks::Marks,
     questions: given::Questions,
     reads: cache::Reads,
+    counters: counters::Counters,
     flows: flows::Flows,
     unserved: unserved::Unserved,
     renewals: renewals::Renewals,
@@ -228,6 +230,7 @@ impl Engine {
             lanes,
             clock: Clock::new(now),
             registry: Arc::default(),
+            counters: counters::Counters::new(),
             wakes: Wakes::default(),
             alarms: alarms::Alarms::default(),
             firing: Arc::default(),

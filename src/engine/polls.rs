@@ -269,7 +269,7 @@ impl Engine {
                 let pollers = std::slice::from_ref(&poller);
                 let claimed = claims::claim(&core, key, &profile, pollers).await?;
                 if let Some(task) = claimed.into_iter().next() {
-                    metrics::counter!("dw_claims_total", "kind" => key.kind.as_str()).increment(1);
+                    core.counters.claims(key.kind).increment(1);
                     let grant = claims::grant(&core, key, &poller, task);
                     return Ok(Polled::Task(Box::new(grant)));
                 }

@@ -99,12 +99,12 @@ pub(super) async fn write(
         Ok(Outcome::Unreached) => Err(Fault::Unavailable),
         Ok(Outcome::Unknown) => Err(Fault::Unknown),
     };
-    let label = match written {
-        Ok(Written::Committed(_)) => "committed",
-        Ok(Written::Refused) => "refused",
-        Err(_) => "failed",
+    let counter = match written {
+        Ok(Written::Committed(_)) => &core.counters.committed,
+        Ok(Written::Refused) => &core.counters.refused,
+        Err(_) => &core.counters.failed,
     };
-    metrics::counter!("dw_commits_total", "outcome" => label).increment(1);
+    counter.increment(1);
     match written {
         Ok(Written::Committed(at)) => {
             core.clock.observe(at);
@@ -257,7 +257,7 @@ fn keep(core: &Core, decision: &Decision, promises: Vec<Promise>, at: Timestamp)
         let name = poll_name(&promise.key, promise.poll.poller());
         core.leases.granted(&lease, promise.poll.poller(), name);
         core.flows.dispatched(&promise.key);
-        metrics::counter!("dw_handoffs_total", "kind" => lease.kind.as_str()).increment(1);
+        core.counters.handoffs(lease.kind).increment(1);
         promise.poll.give(Grant::new(lease, core.releases.clone()));
     }
 }

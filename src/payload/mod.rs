@@ -6,11 +6,12 @@ pub mod avro;
 mod tests;
 mod wire;
 
+use std::borrow::Cow;
 use std::fmt;
-use std::sync::Arc;
+use std::hash::{Hash, Hasher};
+use std::sync::{Arc, LazyLock};
 
-use serde::ser::SerializeStruct;
-use serde::{Deserialize, Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
@@ -58,15 +59,75 @@ impl fmt::Display for Codec {
 
 /// One encoded value: the codec's name and the encoded text, byte for byte as it was received.
 ///
-/// Serializes to exactly `{"codec": …, "blob": …}`, in that order. Cloning shares the text. Its
-/// debug form shows the length only, since user data must not reach a log.
-#[derive(Clone, PartialEq, Eq, Hash, Deserialize)]
-#[serde(deny_unknown_fields)]
+/// Serializes to exactly `{"codec": …, "blob": …}`, in that order. The envelope is made once, since a value is
+/// written several times: into history, into tasks, into answers. Cloning shares it. The debug form shows the length
+/// only, since user data must not reach a log.
+#[derive(Clone)]
 pub struct Payload {
-    /// How the blob is to be read.
-    pub codec: Codec,
-    /// The encoded text; its length in bytes is what payload limits count.
-    pub blob: Arc<str>,
+    envelope: Arc<Envelope>,
+}
+
+/// What all clones of a payload share.
+struct Envelope {
+    codec: Codec,
+    /// The envelope as JSON, without white space: one text for each codec and blob.
+    json: Box<RawValue>,
+    /// The blob, unless it stands in `json` as it is.
+    escaped: Option<Box<str>>,
+}
+
+/// What stands before and behind a blob in its envelope.
+const fn around(codec: Codec) -> (&'static str, &'static str) {
+    match codec {
+        Codec::Avro => (r#"{"codec":"avro","blob":""#, r#""}"#),
+    }
+}
+
+impl Envelope {
+    fn new(codec: Codec, blob: &str) -> Self {
+        let (before, behind) = around(codec);
+        let plain = is_plain(blob).then(|| [before, blob, behind].concat());
+        let (json, escaped) = match plain {
+            Some(json) => (json, None),
+            None => {
+                let quoted = Value::from(blob).to_string();
+                let before = before.trim_end_matches('"');
+                ([before, &quoted, "}"].concat(), Some(blob.into()))
+            }
+        };
+        Self {
+            codec,
+            // Nothing else can come of it, since the text was just made.
+            json: RawValue::from_string(json).unwrap_or_else(|_| RawValue::NULL.to_owned()),
+            escaped,
+        }
+    }
+
+    fn blob(&self) -> &str {
+        let (before, behind) = around(self.codec);
+        let plain = || {
+            let json = self.json.get();
+            json.get(before.len()..json.len().saturating_sub(behind.len()))
+        };
+        match &self.escaped {
+            Some(blob) => blob,
+            None => plain().unwrap_or_default(),
+        }
+    }
+}
+
+impl PartialEq for Payload {
+    fn eq(&self, other: &Self) -> bool {
+        self.envelope.json.get() == other.envelope.json.get()
+    }
+}
+
+impl Eq for Payload {}
+
+impl Hash for Payload {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.envelope.json.get().hash(state);
+    }
 }
 
 /// Why a value of a request cannot become a payload. Callers answer each with 422 on the field that
@@ -126,44 +187,59 @@ fn is_plain(text: &str) -> bool {
 
 impl Serialize for Payload {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut envelope = serializer.serialize_struct("Payload", 2)?;
-        envelope.serialize_field("codec", &self.codec)?;
-        // To look through every blob for characters to escape is a good part of what an answer costs.
-        let quoted = is_plain(&self.blob).then(|| {
-            let mut quoted = String::with_capacity(self.blob.len() + 2);
-            quoted.push('"');
-            quoted.push_str(&self.blob);
-            quoted.push('"');
-            quoted
-        });
-        match quoted.and_then(|quoted| RawValue::from_string(quoted).ok()) {
-            Some(quoted) => envelope.serialize_field("blob", &quoted)?,
-            None => envelope.serialize_field("blob", &self.blob)?,
+        self.envelope.json.serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Payload {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(rename = "Payload", deny_unknown_fields)]
+        struct Read<'a> {
+            codec: Codec,
+            #[serde(borrow)]
+            blob: Cow<'a, str>,
         }
-        envelope.end()
+        let read = Read::deserialize(deserializer)?;
+        Ok(Self::new(read.codec, &read.blob))
     }
 }
 
 impl Payload {
     /// Wraps encoded text.
     #[must_use]
-    pub fn new(codec: Codec, blob: impl Into<Arc<str>>) -> Self {
+    pub fn new(codec: Codec, blob: &str) -> Self {
         Self {
-            codec,
-            blob: blob.into(),
+            envelope: Arc::new(Envelope::new(codec, blob)),
         }
+    }
+
+    /// How the blob is to be read.
+    #[must_use]
+    pub fn codec(&self) -> Codec {
+        self.envelope.codec
+    }
+
+    /// The encoded text; its length in bytes is what payload limits count.
+    #[must_use]
+    pub fn blob(&self) -> &str {
+        self.envelope.blob()
     }
 
     /// The encoded `null`.
     #[must_use]
     pub fn null() -> Self {
-        Self::new(Codec::Avro, avro::NULL_BLOB)
+        static NULL: LazyLock<Payload> =
+            LazyLock::new(|| Payload::new(Codec::Avro, avro::NULL_BLOB));
+        NULL.clone()
     }
 
     /// The encoded `[]`: the argument list of a call without arguments.
     #[must_use]
     pub fn empty_list() -> Self {
-        Self::new(Codec::Avro, avro::EMPTY_LIST_BLOB)
+        static EMPTY_LIST: LazyLock<Payload> =
+            LazyLock::new(|| Payload::new(Codec::Avro, avro::EMPTY_LIST_BLOB));
+        EMPTY_LIST.clone()
     }
 
     /// Encodes plain JSON.
@@ -172,7 +248,7 @@ impl Payload {
     ///
     /// [`PayloadError::Unencodable`], see [`avro::encode`].
     pub fn from_json(value: &Value) -> Result<Self, PayloadError> {
-        Ok(Self::new(Codec::Avro, avro::encode(value)?))
+        Ok(Self::new(Codec::Avro, &avro::encode(value)?))
     }
 
     /// Reads a field that must hold encoded data (workflow commands, payload fields): encoded text
@@ -238,8 +314,8 @@ impl Payload {
     ///
     /// [`avro::DecodeError`] when the blob is not a value of the fixed schema.
     pub fn decode(&self, max_bytes: usize) -> Result<avro::Shown, avro::DecodeError> {
-        match self.codec {
-            Codec::Avro => avro::decode(&self.blob, max_bytes),
+        match self.codec() {
+            Codec::Avro => avro::decode(self.blob(), max_bytes),
         }
     }
 
@@ -263,6 +339,11 @@ impl Payload {
 
 impl fmt::Debug for Payload {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "Payload({}, {} bytes)", self.codec, self.blob.len())
+        write!(
+            out,
+            "Payload({}, {} bytes)",
+            self.codec(),
+            self.blob().len()
+        )
     }
 }

@@ -234,7 +234,7 @@ proptest! {
     fn any_blob_without_nul_is_carried_unchanged(blob in "[^\0]{0,40}") {
         let json = serde_json::to_string(&json!({"codec": "avro", "blob": blob})).unwrap();
         let payload = Payload::from_wire_raw(&raw(&json), Codec::Avro).unwrap();
-        prop_assert_eq!(&*payload.blob, blob.as_str());
+        prop_assert_eq!(payload.blob(), blob.as_str());
     }
 }
 
@@ -251,6 +251,7 @@ fn blobs_of_every_kind_are_written_as_they_are() {
         "a-b_c",
     ] {
         let payload = Payload::new(Codec::Avro, blob);
+        assert_eq!(payload.blob(), blob);
         let expected = serde_json::json!({"codec": "avro", "blob": blob});
         let text = serde_json::to_string(&payload).unwrap_or_default();
         let ordered = text.starts_with(r#"{"codec":"avro","blob":""#);
@@ -258,6 +259,10 @@ fn blobs_of_every_kind_are_written_as_they_are() {
         assert_eq!(
             serde_json::from_str::<Value>(&text).ok(),
             Some(expected.clone())
+        );
+        assert_eq!(
+            serde_json::from_str::<Payload>(&text).ok(),
+            Some(payload.clone())
         );
         assert_eq!(serde_json::to_value(&payload).ok(), Some(expected));
     }

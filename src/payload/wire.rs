@@ -90,7 +90,7 @@ impl<'a> Shape<'a> {
         if blob.contains('\0') {
             return Err(PayloadError::UnusableText { key });
         }
-        Ok(Payload::new(codec, blob))
+        Ok(Payload::new(codec, &blob))
     }
 
     /// The payload if the value is an envelope, right or wrong; nothing if it is plain data.

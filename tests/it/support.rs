@@ -532,7 +532,7 @@ fn brief(body: &Value) -> Value {
 /// A value as SDKs send it: encoded, in an envelope.
 pub fn envelope(value: Value) -> Value {
     let payload = leasehold::payload::Payload::from_json(&value).expect("the value can be encoded");
-    json!({"codec": "avro", "blob": &*payload.blob})
+    json!({"codec": "avro", "blob": payload.blob()})
 }
 
 /// An object with the fields of another one over its own.

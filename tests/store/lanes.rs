@@ -468,7 +468,7 @@ fn noise(bytes: usize) -> Payload {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         char::from(b'a' + (state >> 27) as u8 % 26)
     });
-    Payload::new(Codec::Avro, letters.collect::<String>())
+    Payload::new(Codec::Avro, &letters.collect::<String>())
 }
 
 /// Rule: a statement has a bound in bytes, and what is larger than it is written alone.

@@ -37,7 +37,7 @@ impl Memo {
 
     /// The memo that `merged` holds.
     pub(super) fn from_merged(merged: &Payload) -> Self {
-        let shown = Entries::read(&merged.blob).map_or_else(|_| Map::new(), |all| all.shown());
+        let shown = Entries::read(merged.blob()).map_or_else(|_| Map::new(), |all| all.shown());
         Self {
             shown: json(shown),
             encoded: Some(merged.clone()),
@@ -46,7 +46,7 @@ impl Memo {
 
     fn entries(&self) -> Entries {
         match &self.encoded {
-            Some(encoded) => Entries::read(&encoded.blob).unwrap_or_default(),
+            Some(encoded) => Entries::read(encoded.blob()).unwrap_or_default(),
             None => object(&self.shown)
                 .and_then(|object| Entries::from_json(&object).ok())
                 .unwrap_or_default(),
@@ -86,7 +86,7 @@ fn object(json: &Json) -> Option<Map<String, Value>> {
 /// `upsert_memo`
 pub(super) fn upsert_memo(draft: &mut Draft<'_>, entries: Payload) -> Result<(), Refusal> {
     let invalid = |why: String| Refusal::InvalidMemo(why);
-    let changes = Entries::read(&entries.blob).map_err(|error| invalid(error.to_string()))?;
+    let changes = Entries::read(entries.blob()).map_err(|error| invalid(error.to_string()))?;
     if changes.is_empty() {
         return Err(invalid("at least one entry is required".to_owned()));
     }
@@ -117,7 +117,7 @@ pub(super) fn upsert_memo(draft: &mut Draft<'_>, entries: Payload) -> Result<(),
     draft.emit(MemoUpserted {
         sequence,
         entries,
-        merged: Payload::new(Codec::Avro, merged.blob()),
+        merged: Payload::new(Codec::Avro, &merged.blob()),
     });
     Ok(())
 }

@@ -16,7 +16,7 @@ fn begun(n: usize, bytes: usize) -> RunWrite {
     let run = RunId::new(at, n as u128);
     let request = StartRequest {
         workflow_id: format!("wf-{n}").as_str().into(),
-        input: Payload::new(Codec::Avro, "x".repeat(bytes)),
+        input: Payload::new(Codec::Avro, &"x".repeat(bytes)),
         ..start_request()
     };
     let mut write = start(run, request, at, &Settings::default()).write;

@@ -35,9 +35,21 @@ pub(super) fn capabilities(offer: Offer<'_>) -> Map<String, Value> {
     }))
 }
 
+/// What stands for the manifest of a feature that is not offered: every worker answer carries it, and what the
+/// manifest would say is of no use then.
+fn not_offered(floor_key: &str, feature: Feature) -> Value {
+    json!({"supported": false, floor_key: feature.floor()})
+}
+
+/// Key of the first version of a feature in the manifests of 1.16 and later.
+const FLOOR: &str = "minimum_worker_protocol_version";
+
 fn memo_updates(offer: Offer<'_>) -> Value {
+    if !offer.on(Feature::MemoUpserts) {
+        return not_offered("minimum_protocol_version", Feature::MemoUpserts);
+    }
     json!({
-        "supported": offer.on(Feature::MemoUpserts),
+        "supported": true,
         "type": "upsert_memo",
         "minimum_protocol_version": Feature::MemoUpserts.floor(),
         "worker_capability": Feature::MemoUpserts.worker_capability(),
@@ -83,9 +95,12 @@ pub(in crate::protocol) fn message_streams(
 }
 
 fn typed_search_attributes(offer: Offer<'_>) -> Value {
+    if !offer.on(Feature::TypedSearchAttributes) {
+        return not_offered(FLOOR, Feature::TypedSearchAttributes);
+    }
     json!({
-        "supported": offer.on(Feature::TypedSearchAttributes),
-        "minimum_worker_protocol_version": Feature::TypedSearchAttributes.floor(),
+        "supported": true,
+        FLOOR: Feature::TypedSearchAttributes.floor(),
         "worker_capability": Feature::TypedSearchAttributes.worker_capability(),
         "canonical_types": [
             "string", "keyword", "keyword_list", "int", "float", "bool", "datetime",
@@ -98,9 +113,12 @@ fn typed_search_attributes(offer: Offer<'_>) -> Value {
 }
 
 fn condition_wait_occurrence_identity(offer: Offer<'_>) -> Value {
+    if !offer.on(Feature::ConditionWaitOccurrenceIdentity) {
+        return not_offered(FLOOR, Feature::ConditionWaitOccurrenceIdentity);
+    }
     json!({
-        "supported": offer.on(Feature::ConditionWaitOccurrenceIdentity),
-        "minimum_worker_protocol_version": Feature::ConditionWaitOccurrenceIdentity.floor(),
+        "supported": true,
+        FLOOR: Feature::ConditionWaitOccurrenceIdentity.floor(),
         "command_type": "open_condition_wait",
         "command_field": "condition_wait_occurrence_id",
         "history_field": "condition_wait_occurrence_id",

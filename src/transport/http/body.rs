@@ -77,20 +77,17 @@ pub async fn read(
 
 fn is_json(request: &HttpRequest) -> bool {
     let header = |name| {
-        request
-            .headers()
-            .get(name)
-            .and_then(|value| value.to_str().ok())
-            .unwrap_or("")
-            .trim()
-            .to_ascii_lowercase()
+        let value = request.headers().get(name);
+        value.and_then(|value| value.to_str().ok()).unwrap_or("")
     };
-    let encoding = header(header::CONTENT_ENCODING);
+    let encoding = header(header::CONTENT_ENCODING).trim();
     let media = header(header::CONTENT_TYPE);
     let essence = media.split(';').next().unwrap_or("").trim();
-    let json = essence == "application/json"
-        || (essence.starts_with("application/") && essence.ends_with("+json"));
-    json && (encoding.is_empty() || encoding == "identity")
+    let json = essence.eq_ignore_ascii_case("application/json") || {
+        let essence = essence.to_ascii_lowercase();
+        essence.starts_with("application/") && essence.ends_with("+json")
+    };
+    json && (encoding.is_empty() || encoding.eq_ignore_ascii_case("identity"))
 }
 
 /// Digest of a body, to tell a repeated report from another one under the same fence.

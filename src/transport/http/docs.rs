@@ -9,10 +9,11 @@ use actix_web::web::{Data, Path};
 use actix_web::{HttpResponse, get};
 use serde_json::json;
 
+use crate::protocol::CONTROL_PLANE_VERSION;
 use crate::protocol::reason::Reason;
-use crate::protocol::{CONTROL_PLANE_HEADER, CONTROL_PLANE_VERSION};
 
 use super::api::Local;
+use super::headers;
 
 /// The page loads and calls nothing but this server, and nobody may put it into a frame.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
@@ -78,14 +79,14 @@ pub async fn asset(name: Path<String>) -> HttpResponse {
 
 fn missing(sentence: &str) -> HttpResponse {
     HttpResponse::build(StatusCode::NOT_FOUND)
-        .insert_header((CONTROL_PLANE_HEADER, CONTROL_PLANE_VERSION))
+        .insert_header((headers::CONTROL_PLANE.clone(), CONTROL_PLANE_VERSION))
         .json(json!({"reason": Reason::NotFound, "message": sentence}))
 }
 
 fn file(media: &str, content: impl Into<String>) -> HttpResponse {
     HttpResponse::Ok()
         .insert_header((CONTENT_TYPE, media))
-        .insert_header((CONTROL_PLANE_HEADER, CONTROL_PLANE_VERSION))
+        .insert_header((headers::CONTROL_PLANE.clone(), CONTROL_PLANE_VERSION))
         .insert_header((CONTENT_SECURITY_POLICY, POLICY))
         .insert_header((X_CONTENT_TYPE_OPTIONS, "nosniff"))
         .insert_header((REFERRER_POLICY, "no-referrer"))

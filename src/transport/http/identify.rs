@@ -10,10 +10,9 @@ use crate::domain::ids::Namespace;
 
 use super::api::Api;
 use super::fields;
+use super::headers;
 use super::problems::Problems;
 
-/// Header that names the namespace.
-pub const NAMESPACE_HEADER: &str = "X-Namespace";
 /// Longest namespace.
 const MAX_NAMESPACE: usize = 128;
 
@@ -64,9 +63,9 @@ pub fn admit(
 
 /// The namespace that a request is for; `None` when what it names cannot be one.
 pub fn namespace(api: &Api, request: &HttpRequest) -> Option<Namespace> {
-    let mut headers = request.headers().get_all(NAMESPACE_HEADER);
-    let header = headers.next().map(|value| value.to_str().ok());
-    if headers.next().is_some() {
+    let mut named_by = request.headers().get_all(&headers::NAMESPACE);
+    let header = named_by.next().map(|value| value.to_str().ok());
+    if named_by.next().is_some() {
         return None;
     }
     match header {

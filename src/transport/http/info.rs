@@ -17,6 +17,7 @@ use crate::protocol::reason::Reason;
 use crate::protocol::{CONTROL_PLANE_HEADER, CONTROL_PLANE_VERSION};
 
 use super::api::{Api, Local};
+use super::headers;
 use super::identify::{self, NotAdmitted};
 
 /// Roles that may look at the server.
@@ -87,7 +88,7 @@ pub async fn cluster_info(request: HttpRequest, api: Data<Local>) -> HttpRespons
             "message": "A valid bearer token is needed.",
         }));
     }
-    let header = request.headers().get(CONTROL_PLANE_HEADER);
+    let header = request.headers().get(&headers::CONTROL_PLANE);
     let version = header.map(|value| value.to_str().unwrap_or("\u{fffd}").trim());
     if let Some(other) = version.filter(|version| *version != CONTROL_PLANE_VERSION) {
         return plain(StatusCode::BAD_REQUEST).json(json!({
@@ -108,7 +109,7 @@ pub async fn cluster_info(request: HttpRequest, api: Data<Local>) -> HttpRespons
 
 fn plain(status: StatusCode) -> actix_web::HttpResponseBuilder {
     let mut response = HttpResponse::build(status);
-    response.insert_header((CONTROL_PLANE_HEADER, CONTROL_PLANE_VERSION));
+    response.insert_header((headers::CONTROL_PLANE.clone(), CONTROL_PLANE_VERSION));
     response
 }
 

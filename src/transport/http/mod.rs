@@ -7,6 +7,7 @@ pub mod control;
 mod docs;
 pub mod documents;
 mod fields;
+mod headers;
 mod identify;
 pub mod info;
 mod metrics;

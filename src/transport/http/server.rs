@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime};
 use actix_web::body::MessageBody;
 use actix_web::dev::{Server, ServiceRequest, ServiceResponse};
 use actix_web::http::StatusCode;
-use actix_web::http::header::{HeaderName, HeaderValue};
+use actix_web::http::header::HeaderValue;
 use actix_web::middleware::{Next, from_fn};
 use actix_web::web::{self, Data};
 use actix_web::{App, HttpServer};
@@ -16,10 +16,8 @@ use tracing::Instrument;
 use utoipa_actix_web::AppExt;
 
 use super::api::{Api, Local};
-use super::{control, docs, info, metrics, native};
+use super::{control, docs, headers, info, metrics, native};
 
-/// Header with the id of a request, taken over from the caller or made here.
-pub const REQUEST_ID: &str = "X-Request-Id";
 /// Longest id that is taken over.
 const MAX_REQUEST_ID: usize = 128;
 /// Time that a client has to send its headers.
@@ -78,7 +76,8 @@ async fn observe<B: MessageBody>(
     next: Next<B>,
 ) -> Result<ServiceResponse<B>, actix_web::Error> {
     let began = Instant::now();
-    let id = request_id(&request);
+    let header = request_id(&request);
+    let id = header.to_str().unwrap_or_default();
     let method = metrics::method(request.method());
     // Nobody looks at it on the default level, and then it costs nothing.
     let span = tracing::debug_span!("request", id = %id, method);
@@ -115,31 +114,27 @@ async fn observe<B: MessageBody>(
     } else {
         tracing::debug!(id, route, status = status_code, seconds, "request");
     }
-    if let Ok(value) = HeaderValue::from_str(&id) {
-        response
-            .headers_mut()
-            .insert(HeaderName::from_static("x-request-id"), value);
-    }
+    response
+        .headers_mut()
+        .insert(headers::REQUEST_ID.clone(), header);
     Ok(response)
 }
 
-fn request_id(request: &ServiceRequest) -> String {
-    request
-        .headers()
-        .get(REQUEST_ID)
-        .and_then(|value| value.to_str().ok())
-        .filter(|id| {
-            (1..=MAX_REQUEST_ID).contains(&id.len())
-                && id
-                    .bytes()
-                    .all(|byte| byte.is_ascii_alphanumeric() || b"._:-".contains(&byte))
-        })
-        .map_or_else(new_request_id, str::to_owned)
+fn request_id(request: &ServiceRequest) -> HeaderValue {
+    let given = request.headers().get(&headers::REQUEST_ID);
+    let usable = |id: &&HeaderValue| {
+        (1..=MAX_REQUEST_ID).contains(&id.len())
+            && id
+                .as_bytes()
+                .iter()
+                .all(|byte| byte.is_ascii_alphanumeric() || b"._:-".contains(byte))
+    };
+    given.filter(usable).cloned().unwrap_or_else(new_request_id)
 }
 
 /// An id that no other request has: a UUID of version 7 whose random bits come from one draw of the
 /// thread and a counter, since asking the system for each costs more than the rest of the id.
-fn new_request_id() -> String {
+fn new_request_id() -> HeaderValue {
     thread_local! {
         static DRAWN: Cell<u128> = Cell::new(uuid::Uuid::new_v4().as_u128());
     }
@@ -150,9 +145,11 @@ fn new_request_id() -> String {
         .map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(0));
     let mut random = [0; 10];
     random.copy_from_slice(&next.to_be_bytes()[6..]);
-    uuid::Builder::from_unix_timestamp_millis(millis, &random)
-        .into_uuid()
-        .to_string()
+    let id = uuid::Builder::from_unix_timestamp_millis(millis, &random).into_uuid();
+    let mut text = uuid::Uuid::encode_buffer();
+    // Digits and hyphens are a value.
+    HeaderValue::from_str(id.hyphenated().encode_lower(&mut text))
+        .unwrap_or(HeaderValue::from_static(""))
 }
 
 #[cfg(test)]
@@ -163,9 +160,11 @@ mod tests {
 
     #[test]
     fn requests_have_ids_of_their_own() {
-        let ids: HashSet<String> = (0..1_000).map(|_| new_request_id()).collect();
+        let ids: HashSet<HeaderValue> = (0..1_000).map(|_| new_request_id()).collect();
         assert_eq!(ids.len(), 1_000);
-        let parsed = ids.iter().filter_map(|id| uuid::Uuid::parse_str(id).ok());
-        assert!(parsed.map(|id| id.get_version_num()).all(|n| n == 7));
+        for id in ids {
+            let id = uuid::Uuid::parse_str(id.to_str().unwrap_or_default());
+            assert_eq!(id.map(|id| id.get_version_num()), Ok(7));
+        }
     }
 }

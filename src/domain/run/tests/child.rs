@@ -139,7 +139,7 @@ fn the_parent_is_told_of_the_end() {
         ] => {
             assert_eq!((*to, *child), (parent, first));
             assert_eq!(outcome.reason, CloseReason::Completed);
-            assert_eq!(&*outcome.output.clone().unwrap().blob, "result");
+            assert_eq!(outcome.output.as_ref().unwrap().blob(), "result");
         }
         other => panic!("{other:?}"),
     }

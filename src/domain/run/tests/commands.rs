@@ -88,7 +88,7 @@ fn a_workflow_ends_by_its_own_command() {
     assert_eq!(bench.state().status(), Status::Completed);
     let close = bench.state().close.clone().unwrap();
     assert_eq!(close.reason, CloseReason::Completed);
-    assert_eq!(&*close.output.clone().unwrap().blob, "result");
+    assert_eq!(close.output.as_ref().unwrap().blob(), "result");
     assert_eq!(bench.tasks(), []);
 
     let bench = Bench::after(vec![fail_workflow()]);
@@ -107,7 +107,7 @@ fn an_absent_result_is_the_encoded_null() {
     let completed = &bench.payloads("WorkflowCompleted")[0];
     assert_eq!(
         completed["output"]["blob"],
-        crate::payload::Payload::null().blob.to_string()
+        crate::payload::Payload::null().blob().to_string()
     );
 }
 
@@ -263,7 +263,7 @@ fn continue_as_new_may_change_type_queue_and_input() {
     bench.follow();
     let begun = &bench.state().begun;
     assert_eq!(&*begun.workflow_type, "orders.other");
-    assert_eq!(&*begun.input.blob, "other-input");
+    assert_eq!(begun.input.blob(), "other-input");
     assert_eq!(bench.row(1).task.routing.queue.as_str(), "other-queue");
     assert_eq!(&*bench.row(1).task.routing.task_type, "orders.other");
 }

@@ -80,7 +80,8 @@ fn the_successor_inherits_and_its_run_deadline_is_fresh() {
     );
     let begun = &bench.state().begun;
     assert_eq!(
-        &*begun.input.blob, "input",
+        begun.input.blob(),
+        "input",
         "the same input, when the command names none"
     );
     assert_eq!(&*begun.workflow_type, "orders.checkout");

@@ -2,17 +2,18 @@
 
 use actix_web::body::BoxBody;
 use actix_web::http::StatusCode;
-use actix_web::http::header::{ALLOW, CONTENT_ENCODING, CONTENT_TYPE, RETRY_AFTER};
+use actix_web::http::header::{ALLOW, CONTENT_ENCODING, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use actix_web::web::Data;
 use actix_web::{HttpRequest, HttpResponse, Responder};
 use serde_json::{Map, Value, json};
 
 use crate::engine::{Fault, NotFound, ReadError};
+use crate::protocol::CONTROL_PLANE_VERSION;
 use crate::protocol::reason::Reason;
-use crate::protocol::{CONTROL_PLANE_HEADER, CONTROL_PLANE_VERSION};
 
 use super::super::api::Local;
 use super::super::body::{ACCEPTED, BadBody, MAX_DEPTH};
+use super::super::headers;
 use super::super::identify::NotAdmitted;
 use super::super::problems::Problems;
 use super::operation::Operation;
@@ -101,8 +102,9 @@ impl Answer {
             self.raw.push(("control_plane", object));
         }
         let mut response = HttpResponse::build(self.status);
-        response.insert_header((CONTROL_PLANE_HEADER, CONTROL_PLANE_VERSION));
-        response.insert_header((CONTENT_TYPE, "application/json"));
+        let version = HeaderValue::from_static(CONTROL_PLANE_VERSION);
+        response.insert_header((headers::CONTROL_PLANE.clone(), version));
+        response.insert_header((CONTENT_TYPE, HeaderValue::from_static("application/json")));
         if let Some(seconds) = self.retry_after {
             response.insert_header((RETRY_AFTER, seconds));
         }

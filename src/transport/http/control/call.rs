@@ -19,7 +19,7 @@ use crate::protocol::reason::Reason;
 use crate::protocol::{CONTROL_PLANE_HEADER, CONTROL_PLANE_VERSION};
 
 use super::super::api::{Api, Local};
-use super::super::{body, fields, identify};
+use super::super::{body, fields, headers, identify};
 use super::answer::Answer;
 
 /// Which roles an operation of the control plane takes.
@@ -133,11 +133,11 @@ pub(super) async fn preamble(
 
 /// The one version of the control plane.
 fn version(request: &HttpRequest) -> Result<(), Answer> {
-    let mut headers = request.headers().get_all(CONTROL_PLANE_HEADER);
-    let header = headers
+    let mut versions = request.headers().get_all(&headers::CONTROL_PLANE);
+    let header = versions
         .next()
         .map(|value| value.to_str().unwrap_or("\u{fffd}").trim());
-    let several = headers.next().is_some();
+    let several = versions.next().is_some();
     let (reason, sentence, requested) = match header {
         Some(CONTROL_PLANE_VERSION) if !several => return Ok(()),
         None | Some("") => (

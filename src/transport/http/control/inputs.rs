@@ -118,7 +118,7 @@ async fn signal(
     problems.into_result()?;
     let command = InputCommand {
         name: name.as_str().into(),
-        digest: body::digest(arguments.blob.as_bytes()),
+        digest: body::digest(arguments.blob().as_bytes()),
         arguments,
         request_id: request_id.map(Arc::from),
         update_id: None,
@@ -210,7 +210,7 @@ async fn update(
     let began = Instant::now();
     let mut command = InputCommand {
         name: name.as_str().into(),
-        digest: body::digest(arguments.blob.as_bytes()),
+        digest: body::digest(arguments.blob().as_bytes()),
         arguments,
         request_id: request_id.map(Arc::from),
         update_id: None,

@@ -349,7 +349,7 @@ pub fn input(problems: &mut Problems, field: &str, raw: Option<&RawValue>, limit
             Payload::empty_list()
         }
     };
-    if limit != 0 && payload.blob.len() as u64 > limit {
+    if limit != 0 && payload.blob().len() as u64 > limit {
         problems.add(field, format!("must have at most {limit} bytes, encoded"));
     }
     payload

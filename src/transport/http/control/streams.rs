@@ -101,7 +101,7 @@ async fn append(
     let request = MessageRequest {
         stream: stream.as_str().into(),
         id: message_id.as_str().into(),
-        digest: body::digest(payload.blob.as_bytes()),
+        digest: body::digest(payload.blob().as_bytes()),
         payload,
     };
     let taken = call.api.engine.append_message(&target, &request).await;

@@ -246,7 +246,7 @@ async fn complete(
     // It may be large, and the commit may take a while.
     call.body.result = None;
     let limit = call.api.engine.settings().run.limits.payload_bytes;
-    let bytes = result.blob.len() as u64;
+    let bytes = result.blob().len() as u64;
     let outcome = if limit != 0 && bytes > limit {
         ActivityOutcome::TooLarge { bytes }
     } else {

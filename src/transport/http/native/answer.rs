@@ -18,9 +18,9 @@ use crate::engine::Fault;
 use crate::matching::Grant;
 use crate::protocol::envelope::EnvelopeBytes;
 use crate::protocol::reason::Reason;
-use crate::protocol::version::PROTOCOL_HEADER;
 
 use super::super::api::{Api, Local};
+use super::super::headers;
 use super::super::problems::Problems;
 
 /// Bytes of a body that are handed to the connection at once; it copies what it is handed.
@@ -362,7 +362,7 @@ impl Responder for Native {
 
 fn builder(api: &Local, status: StatusCode) -> actix_web::HttpResponseBuilder {
     let mut response = HttpResponse::build(status);
-    response.insert_header((PROTOCOL_HEADER, api.version_header.clone()));
+    response.insert_header((headers::PROTOCOL.clone(), api.version_header.clone()));
     response.insert_header((CONTENT_TYPE, HeaderValue::from_static("application/json")));
     response
 }

@@ -16,10 +16,11 @@ use crate::domain::ids::Namespace;
 use crate::domain::run::Digest;
 use crate::protocol::feature::Negotiated;
 use crate::protocol::reason::Reason;
-use crate::protocol::version::{PROTOCOL_HEADER, VersionRefusal};
+use crate::protocol::version::VersionRefusal;
 
 use super::super::api::{Api, Local};
 use super::super::body::{self, ACCEPTED, BadBody, MAX_DEPTH};
+use super::super::headers;
 use super::super::identify::{self, NotAdmitted};
 use super::answer::Failure;
 
@@ -132,11 +133,11 @@ pub(super) async fn preamble(
     roles: &'static [Role],
 ) -> Result<(Principal, Negotiated, Namespace), Failure> {
     let principal = identify::admit(api, request, roles)?;
-    let mut headers = request.headers().get_all(PROTOCOL_HEADER);
-    let header = headers
+    let mut versions = request.headers().get_all(&headers::PROTOCOL);
+    let header = versions
         .next()
         .map(|value| value.to_str().unwrap_or("\u{fffd}"));
-    let header = match (header, headers.next()) {
+    let header = match (header, versions.next()) {
         // Two versions are no version.
         (Some(first), Some(_)) => Some(format!("{first}, …")),
         (first, _) => first.map(str::to_owned),

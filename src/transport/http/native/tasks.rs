@@ -320,7 +320,7 @@ pub fn workflow_claim(
         cancellation_request: state.cancellation.as_deref().map(request_object),
         resume,
     };
-    let copied = begun.input.blob.len() + 2 * history.events.len().min(CLAIM_ROOM);
+    let copied = begun.input.blob().len() + 2 * history.events.len().min(CLAIM_ROOM);
     let mut fields = Fields::with_capacity(CLAIM_ROOM + copied);
     fields.push(r#"{"task":"#);
     fields.fields(b'{', &task)?;
@@ -403,7 +403,11 @@ pub fn activity_claim(view: &ActivityTaskView) -> Result<Fields, Failure> {
             .map(|(asked, session)| affinity(asked, session)),
     };
     let arguments = activity.arguments.as_ref();
-    sized_claim(&task, lease, arguments.map_or(0, |given| given.blob.len()))
+    sized_claim(
+        &task,
+        lease,
+        arguments.map_or(0, |given| given.blob().len()),
+    )
 }
 
 /// Bytes of a task without its payloads and its history, roughly.

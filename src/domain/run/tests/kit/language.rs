@@ -139,7 +139,7 @@ pub fn attributes(attributes: Value, types: &[(&str, &'static str)]) -> Command 
 pub fn memo(entries: &Value) -> Command {
     let entries = Entries::from_json(entries.as_object().unwrap()).unwrap();
     Command::UpsertMemo {
-        entries: Payload::new(Codec::Avro, entries.blob()),
+        entries: Payload::new(Codec::Avro, &entries.blob()),
     }
 }
 

@@ -184,8 +184,8 @@ pub fn whole(life: &Life) {
         for held in &state.held {
             assert!(parked, "at rest, and something is held");
             recorded.insert(match &**held {
-                Held::Signal(signal) => signal.arguments.blob.to_string(),
-                Held::Update(update) => update.arguments.blob.to_string(),
+                Held::Signal(signal) => signal.arguments.blob().to_string(),
+                Held::Update(update) => update.arguments.blob().to_string(),
             });
         }
         assert!(parked || state.workflow_task.is_none(), "at rest");
@@ -280,10 +280,10 @@ fn inputs(
     let mut open = BTreeSet::new();
     for event in &stored.events {
         let tag = match &event.body {
-            Body::SignalReceived(e) if *e.signal_name != *MESSAGE_SIGNAL => &e.arguments.blob,
+            Body::SignalReceived(e) if *e.signal_name != *MESSAGE_SIGNAL => e.arguments.blob(),
             Body::UpdateAccepted(e) => {
                 assert!(open.insert(e.keys.update_id.clone()));
-                &e.arguments.blob
+                e.arguments.blob()
             }
             Body::SignalApplied(e) => {
                 assert!(applied.insert(e.signal_id.clone()), "applied twice: {e:?}");
@@ -296,7 +296,7 @@ fn inputs(
             }
             _ => continue,
         };
-        assert!(**tag > *last, "{tag} behind {last}");
+        assert!(tag > last.as_str(), "{tag} behind {last}");
         last = tag.to_string();
         recorded.insert(last.clone());
     }

@@ -650,7 +650,9 @@ impl Life {
 /// The tag of a signal or an update.
 fn tag_of(input: &Input) -> Option<String> {
     match input {
-        Input::Signal(request) | Input::Update(request) => Some(request.arguments.blob.to_string()),
+        Input::Signal(request) | Input::Update(request) => {
+            Some(request.arguments.blob().to_string())
+        }
         _ => None,
     }
 }

@@ -116,7 +116,7 @@ pub fn describe(run: RunId, input: &Input) -> String {
             report.outcome,
             report.beat.is_some()
         ),
-        Input::Signal(request) => format!("signal {}", request.arguments.blob),
+        Input::Signal(request) => format!("signal {}", request.arguments.blob()),
         other => format!("{other:?}"),
     };
     format!("run …{}: {text}", &run[run.len() - 4..])
@@ -178,7 +178,7 @@ fn seen(event: &Event) -> Ev {
         step,
         attempt,
         tag: match &event.body {
-            Body::SignalReceived(e) => e.arguments.blob.to_string(),
+            Body::SignalReceived(e) => e.arguments.blob().to_string(),
             _ => String::new(),
         },
         until: match &event.body {
@@ -220,8 +220,8 @@ pub fn state(model: &Model, stored: &Stored, is_discarded: impl Fn(TimerKey, Tim
         .held
         .iter()
         .map(|held| match &**held {
-            Held::Signal(signal) => &*signal.arguments.blob,
-            Held::Update(update) => &*update.arguments.blob,
+            Held::Signal(signal) => signal.arguments.blob(),
+            Held::Update(update) => update.arguments.blob(),
         })
         .collect();
     assert!(

@@ -56,7 +56,7 @@ impl Model {
                     return Said::refused("Limit PendingSignals");
                 }
                 self.commands += 1;
-                self.held.push_back(request.arguments.blob.to_string());
+                self.held.push_back(request.arguments.blob().to_string());
                 if self.open.is_none() {
                     self.release();
                     self.open_task(now);

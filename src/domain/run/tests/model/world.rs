@@ -341,7 +341,7 @@ impl World {
         };
         assert!(!moved && has_all, "the rules need {:?}", said.needs);
         if let Input::Signal(request) = &input {
-            self.accepted.push(request.arguments.blob.to_string());
+            self.accepted.push(request.arguments.blob().to_string());
         }
         let closes = self.model(run).closed.is_none() && after.closed.is_some();
         if closes && decided_at == self.now {

@@ -280,7 +280,7 @@ impl Reader<'_> {
         };
         let raw = raw.filter(|raw| raw.get() != "null")?;
         match Payload::from_wire_raw(raw, declared) {
-            Ok(payload) if payload.codec == declared => Some(payload),
+            Ok(payload) if payload.codec() == declared => Some(payload),
             Ok(_) => {
                 self.add("payload_codec", format!("is not the codec of {field}"));
                 None
