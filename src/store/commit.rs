@@ -2,7 +2,8 @@
 
 use chrono::{DateTime, Utc};
 use serde_json::value::RawValue;
-use sqlx::{PgConnection, Row};
+use sqlx::postgres::PgArguments;
+use sqlx::{Arguments, PgConnection, Row};
 
 use super::door::{DOOR, Door, Parts};
 use super::item::{HeaderRow, Item};
@@ -40,16 +41,27 @@ macro_rules! columns {
         struct Columns<'a> { $($($name: Vec<$kind>,)*)* _items: std::marker::PhantomData<&'a ()> }
 
         impl<'a> Columns<'a> {
-            /// The form of the door that these columns need, with its parameters.
-            fn bind(self, door: &Door) -> sqlx::query::Query<'a, sqlx::Postgres, sqlx::postgres::PgArguments> {
+            /// Makes room for so many rows of a part.
+            fn reserve(&mut self, part: Parts, rows: usize) {
+                $(if part == Parts::$part {
+                    $(self.$name.reserve(rows);)*
+                })*
+            }
+
+            /// The form of the door that these columns need, with its parameters, which take some `bytes`.
+            fn bind(self, door: &Door, bytes: usize) -> sqlx::query::Query<'a, sqlx::Postgres, PgArguments> {
                 let parts = self.parts();
-                let mut query = sqlx::query(door.form(parts));
+                let mut arguments = PgArguments::default();
+                arguments.reserve(COLUMNS, bytes);
+                let mut query = sqlx::query_with(door.form(parts), arguments);
                 $(if parts.has(Parts::$part) {
                     $(query = query.bind(self.$name);)*
                 })*
                 query
             }
         }
+
+        const COLUMNS: usize = [$($(stringify!($name)),*),*].len();
     };
 }
 
@@ -108,6 +120,8 @@ columns! {
     }
 }
 
+/// Bytes of an item as parameters besides its history and its messages, or a little more.
+const ROW_BYTES: usize = 1 << 10;
 /// Mode of a task row that is written without a fence: only locked, together with the fenced ones.
 const LOCK_ONLY: i16 = 4;
 
@@ -116,6 +130,14 @@ impl<'a> Columns<'a> {
     /// order, which is the order in which rows are locked.
     fn of(items: &'a [&'a Item]) -> Self {
         let mut to = Self::default();
+        let runs = || items.iter().flat_map(|item| &item.runs);
+        let created = runs().filter(|rows| matches!(rows.header, HeaderRow::Created(_)));
+        let created = created.count();
+        to.reserve(Parts::NONE, runs().count());
+        to.reserve(Parts::CREATED, created);
+        to.reserve(Parts::CHANGED, runs().count() - created);
+        let opened = runs().map(|rows| rows.tasks_opened.len()).sum();
+        to.reserve(Parts::OPENED, opened);
         for (place, item) in items.iter().enumerate() {
             to.push(small(place + 1), item);
         }
@@ -396,7 +418,8 @@ async fn write(
     door: &Door,
     items: &[&Item],
 ) -> sqlx::Result<Vec<Outcome>> {
-    let query = Columns::of(items).bind(door);
+    let bytes = items.iter().map(|item| item.bytes() + ROW_BYTES).sum();
+    let query = Columns::of(items).bind(door, bytes);
     let row = pool::bounded(query.fetch_one(connection)).await?;
     let accepted: Vec<bool> = row.try_get(0)?;
     let now: DateTime<Utc> = row.try_get(1)?;

@@ -1,26 +1,28 @@
 //! What is wrong with the fields of a request, by their paths.
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 
 use serde::Serialize;
 
-/// Fields and what is wrong with each: `commands.0.delay_seconds` → sentences.
+/// Fields and what is wrong with each: `commands.0.delay_seconds` → sentences. A field is written out only when
+/// something is wrong with it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub struct Problems(BTreeMap<String, Vec<String>>);
 
 impl Problems {
     /// One problem.
-    pub fn of(field: &str, problem: impl Into<String>) -> Self {
+    pub fn of(field: impl Display, problem: impl Into<String>) -> Self {
         let mut problems = Self::default();
         problems.add(field, problem);
         problems
     }
 
     /// Notes a problem.
-    pub fn add(&mut self, field: &str, problem: impl Into<String>) {
+    pub fn add(&mut self, field: impl Display, problem: impl Into<String>) {
         self.0
-            .entry(field.to_owned())
+            .entry(field.to_string())
             .or_default()
             .push(problem.into());
     }
@@ -50,7 +52,7 @@ impl Problems {
     }
 
     /// A text of 1 to `max` characters without control characters.
-    pub fn text(&mut self, field: &str, value: &str, max: usize) {
+    pub fn text(&mut self, field: impl Display, value: &str, max: usize) {
         if value.is_empty() {
             self.add(field, "must not be empty");
         } else if value.chars().count() > max {
@@ -61,7 +63,7 @@ impl Problems {
     }
 
     /// A required text, see [`Problems::text`].
-    pub fn required_text(&mut self, field: &str, value: Option<&str>, max: usize) {
+    pub fn required_text(&mut self, field: impl Display, value: Option<&str>, max: usize) {
         match value {
             Some(value) => self.text(field, value, max),
             None => self.add(field, "is required"),
@@ -69,7 +71,12 @@ impl Problems {
     }
 
     /// A number within a range.
-    pub fn within(&mut self, field: &str, value: i64, range: std::ops::RangeInclusive<i64>) {
+    pub fn within(
+        &mut self,
+        field: impl Display,
+        value: i64,
+        range: std::ops::RangeInclusive<i64>,
+    ) {
         if !range.contains(&value) {
             self.add(
                 field,
@@ -81,7 +88,7 @@ impl Problems {
     /// Two spellings of one field that must agree; the value of whichever was sent.
     pub fn agree<T: PartialEq>(
         &mut self,
-        field: &str,
+        field: impl Display,
         first: Option<T>,
         other: Option<T>,
     ) -> Option<T> {

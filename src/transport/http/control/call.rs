@@ -44,7 +44,7 @@ impl Allowed for AdminOnly {
     const ROLES: &'static [Role] = &[Role::Admin];
 }
 
-/// A request that passed every check.
+/// A request that passed every check. Handlers take it in a box: on its way to them it is moved several times.
 pub struct Call<R, T> {
     /// Shared state.
     pub api: Data<Local>,
@@ -64,7 +64,7 @@ pub struct Call<R, T> {
 #[derive(Debug, serde::Deserialize)]
 pub struct Nothing {}
 
-impl<R: Allowed, T: DeserializeOwned + 'static> FromRequest for Call<R, T> {
+impl<R: Allowed, T: DeserializeOwned + 'static> FromRequest for Box<Call<R, T>> {
     type Error = actix_web::Error;
     type Future = Pin<Box<dyn Future<Output = Result<Self, Self::Error>>>>;
 
@@ -88,19 +88,19 @@ async fn check<R: Allowed, T: DeserializeOwned>(
     api: &Data<Local>,
     request: &HttpRequest,
     mut payload: actix_web::web::Payload,
-) -> Result<Call<R, T>, Answer> {
+) -> Result<Box<Call<R, T>>, Answer> {
     let bytes = body::read(request, &mut payload, api.settings.http.max_body_bytes).await?;
     let parsed = body::parse::<T>(&bytes)?;
     let (principal, namespace) = preamble(api, request, R::ROLES).await?;
     identify::nul_free(request)?;
-    Ok(Call {
+    Ok(Box::new(Call {
         api: api.clone(),
         principal,
         namespace,
         query: fields::query(request),
         body: parsed?,
         role: PhantomData,
-    })
+    }))
 }
 
 /// The checks that every request of the control plane passes, also one for a path that does not exist.

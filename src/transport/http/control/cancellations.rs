@@ -45,7 +45,7 @@ pub struct CancellationRequestBody {
         (status = 422, description = "Fields.")))]
 #[post("/workflows/{workflowId}/request-cancellation")]
 pub async fn request_workflow_cancellation(
-    call: Call<OperatorOrAdmin, CancellationRequestBody>,
+    call: Box<Call<OperatorOrAdmin, CancellationRequestBody>>,
     path: Path<String>,
 ) -> Control {
     Control(request(call, path.into_inner(), None).await)
@@ -59,7 +59,7 @@ pub async fn request_workflow_cancellation(
         (status = 409, description = "The run is closed or not the current one, or nobody can cooperate."), (status = 422, description = "Fields.")))]
 #[post("/workflows/{workflowId}/runs/{runId}/request-cancellation")]
 pub async fn request_workflow_run_cancellation(
-    call: Call<OperatorOrAdmin, CancellationRequestBody>,
+    call: Box<Call<OperatorOrAdmin, CancellationRequestBody>>,
     path: Path<(String, String)>,
 ) -> Control {
     let (workflow_id, run) = path.into_inner();
@@ -67,7 +67,7 @@ pub async fn request_workflow_run_cancellation(
 }
 
 async fn request(
-    call: Call<OperatorOrAdmin, CancellationRequestBody>,
+    call: Box<Call<OperatorOrAdmin, CancellationRequestBody>>,
     workflow_id: String,
     run: Option<String>,
 ) -> Result<Answer, Answer> {

@@ -179,7 +179,7 @@ pub struct CloseRequestBody {
         (status = 409, description = "The state of the run does not allow it."), (status = 422, description = "Fields.")))]
 #[post("/workflows/{workflowId}/cancel")]
 pub async fn cancel_workflow(
-    call: Call<OperatorOrAdmin, CloseRequestBody>,
+    call: Box<Call<OperatorOrAdmin, CloseRequestBody>>,
     path: Path<String>,
 ) -> Control {
     Control(close(call, path.into_inner(), None, CommandKind::Cancel).await)
@@ -192,7 +192,7 @@ pub async fn cancel_workflow(
         (status = 409, description = "The run is not the current one, or its state does not allow it."), (status = 422, description = "Fields.")))]
 #[post("/workflows/{workflowId}/runs/{runId}/cancel")]
 pub async fn cancel_workflow_run(
-    call: Call<OperatorOrAdmin, CloseRequestBody>,
+    call: Box<Call<OperatorOrAdmin, CloseRequestBody>>,
     path: Path<(String, String)>,
 ) -> Control {
     let (workflow_id, run) = path.into_inner();
@@ -206,7 +206,7 @@ pub async fn cancel_workflow_run(
         (status = 409, description = "The state of the run does not allow it."), (status = 422, description = "Fields.")))]
 #[post("/workflows/{workflowId}/terminate")]
 pub async fn terminate_workflow(
-    call: Call<OperatorOrAdmin, CloseRequestBody>,
+    call: Box<Call<OperatorOrAdmin, CloseRequestBody>>,
     path: Path<String>,
 ) -> Control {
     Control(close(call, path.into_inner(), None, CommandKind::Terminate).await)
@@ -219,7 +219,7 @@ pub async fn terminate_workflow(
         (status = 409, description = "The run is not the current one, or its state does not allow it."), (status = 422, description = "Fields.")))]
 #[post("/workflows/{workflowId}/runs/{runId}/terminate")]
 pub async fn terminate_workflow_run(
-    call: Call<OperatorOrAdmin, CloseRequestBody>,
+    call: Box<Call<OperatorOrAdmin, CloseRequestBody>>,
     path: Path<(String, String)>,
 ) -> Control {
     let (workflow_id, run) = path.into_inner();
@@ -233,7 +233,7 @@ pub async fn terminate_workflow_run(
         (status = 409, description = "The run is closed."), (status = 422, description = "Fields.")))]
 #[post("/workflows/{workflowId}/repair")]
 pub async fn repair_workflow(
-    call: Call<OperatorOrAdmin, CloseRequestBody>,
+    call: Box<Call<OperatorOrAdmin, CloseRequestBody>>,
     path: Path<String>,
 ) -> Control {
     Control(close(call, path.into_inner(), None, CommandKind::Repair).await)
@@ -246,7 +246,7 @@ pub async fn repair_workflow(
         (status = 409, description = "The state of the run does not allow it."), (status = 422, description = "Fields.")))]
 #[post("/workflows/{workflowId}/archive")]
 pub async fn archive_workflow(
-    call: Call<OperatorOrAdmin, CloseRequestBody>,
+    call: Box<Call<OperatorOrAdmin, CloseRequestBody>>,
     path: Path<String>,
 ) -> Control {
     Control(close(call, path.into_inner(), None, CommandKind::Archive).await)
@@ -259,7 +259,7 @@ pub async fn archive_workflow(
         (status = 409, description = "The run is not the current one, or its state does not allow it."), (status = 422, description = "Fields.")))]
 #[post("/workflows/{workflowId}/runs/{runId}/archive")]
 pub async fn archive_workflow_run(
-    call: Call<OperatorOrAdmin, CloseRequestBody>,
+    call: Box<Call<OperatorOrAdmin, CloseRequestBody>>,
     path: Path<(String, String)>,
 ) -> Control {
     let (workflow_id, run) = path.into_inner();
@@ -267,7 +267,7 @@ pub async fn archive_workflow_run(
 }
 
 async fn close(
-    call: Call<OperatorOrAdmin, CloseRequestBody>,
+    call: Box<Call<OperatorOrAdmin, CloseRequestBody>>,
     workflow_id: String,
     run: Option<String>,
     kind: CommandKind,

@@ -35,7 +35,7 @@ const MAX_QUERY: usize = 2_048;
     responses((status = 200, description = "The current run."), (status = 404, description = "There is no such workflow.")))]
 #[get("/workflows/{workflowId}")]
 pub async fn describe_workflow(
-    call: Call<OperatorOrAdmin, Nothing>,
+    call: Box<Call<OperatorOrAdmin, Nothing>>,
     path: Path<String>,
 ) -> Control {
     let workflow_id = WorkflowId::from(path.into_inner());
@@ -48,7 +48,7 @@ pub async fn describe_workflow(
     responses((status = 200, description = "The run."), (status = 404, description = "There is no such workflow or run.")))]
 #[get("/workflows/{workflowId}/runs/{runId}")]
 pub async fn describe_workflow_run(
-    call: Call<OperatorOrAdmin, Nothing>,
+    call: Box<Call<OperatorOrAdmin, Nothing>>,
     path: Path<(String, String)>,
 ) -> Control {
     let (workflow_id, run) = path.into_inner();
@@ -370,7 +370,7 @@ fn row(namespace: &str, run: &RunRow, unserved: Option<&'static str>) -> Value {
     responses((status = 200, description = "Its runs."), (status = 404, description = "There is no such workflow.")))]
 #[get("/workflows/{workflowId}/runs")]
 pub async fn list_workflow_runs(
-    call: Call<OperatorOrAdmin, Nothing>,
+    call: Box<Call<OperatorOrAdmin, Nothing>>,
     path: Path<String>,
 ) -> Control {
     let workflow_id = WorkflowId::from(path.into_inner());
@@ -400,7 +400,7 @@ async fn runs_of(
         ("next_page_token" = Option<String>, Query, description = "Where the page begins.")),
     responses((status = 200, description = "A page of runs."), (status = 422, description = "A parameter is wrong.")))]
 #[get("/workflows")]
-pub async fn list_workflows(call: Call<OperatorOrAdmin, Nothing>) -> Control {
+pub async fn list_workflows(call: Box<Call<OperatorOrAdmin, Nothing>>) -> Control {
     Control(list(call).await)
 }
 
@@ -412,7 +412,7 @@ struct Cursor {
     filter: u64,
 }
 
-async fn list(call: Call<OperatorOrAdmin, Nothing>) -> Result<Answer, Answer> {
+async fn list(call: Box<Call<OperatorOrAdmin, Nothing>>) -> Result<Answer, Answer> {
     let mut problems = Problems::default();
     let filter = filter(&mut problems, &call.query);
     let size = match call

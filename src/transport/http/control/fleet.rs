@@ -77,11 +77,11 @@ pub fn view(call: &Call<OperatorOrAdmin, Nothing>, worker: &Registration) -> Val
         ("status" = Option<String>, Query, description = "active, draining or stale.")),
     responses((status = 200, description = "The workers."), (status = 422, description = "A parameter is wrong.")))]
 #[get("/workers")]
-pub async fn list_workers(call: Call<OperatorOrAdmin, Nothing>) -> Control {
+pub async fn list_workers(call: Box<Call<OperatorOrAdmin, Nothing>>) -> Control {
     Control(list(call).await)
 }
 
-async fn list(call: Call<OperatorOrAdmin, Nothing>) -> Result<Answer, Answer> {
+async fn list(call: Box<Call<OperatorOrAdmin, Nothing>>) -> Result<Answer, Answer> {
     let status_named = call.query.get("status").filter(|word| !word.is_empty());
     let wanted = status_named.map(String::as_str);
     if wanted.is_some_and(|wanted| !STATUSES.contains(&wanted)) {
@@ -126,7 +126,10 @@ fn no_such_worker(worker_id: &str) -> Answer {
     params(("workerId" = String, Path, description = "The worker.")),
     responses((status = 200, description = "The worker."), (status = 404, description = "There is no such worker.")))]
 #[get("/workers/{workerId}")]
-pub async fn describe_worker(call: Call<OperatorOrAdmin, Nothing>, path: Path<String>) -> Control {
+pub async fn describe_worker(
+    call: Box<Call<OperatorOrAdmin, Nothing>>,
+    path: Path<String>,
+) -> Control {
     let worker_id = path.into_inner();
     let worker = call
         .api
@@ -145,7 +148,7 @@ pub async fn describe_worker(call: Call<OperatorOrAdmin, Nothing>, path: Path<St
     params(("workerId" = String, Path, description = "The worker.")),
     responses((status = 200, description = "It is gone."), (status = 404, description = "There is no such worker.")))]
 #[delete("/workers/{workerId}")]
-pub async fn delete_worker(call: Call<AdminOnly, Nothing>, path: Path<String>) -> Control {
+pub async fn delete_worker(call: Box<Call<AdminOnly, Nothing>>, path: Path<String>) -> Control {
     let worker_id = path.into_inner();
     let gone = call
         .api

@@ -31,7 +31,7 @@ const PAGE: (i64, i64) = (1_000, 100);
         (status = 404, description = "There is no such workflow or run."), (status = 422, description = "A parameter is wrong.")))]
 #[get("/workflows/{workflowId}/runs/{runId}/history")]
 pub async fn get_workflow_history(
-    call: Call<OperatorOrAdmin, Nothing>,
+    call: Box<Call<OperatorOrAdmin, Nothing>>,
     path: Path<(String, String)>,
 ) -> Control {
     let (workflow_id, run) = path.into_inner();
@@ -39,7 +39,7 @@ pub async fn get_workflow_history(
 }
 
 async fn history(
-    call: Call<OperatorOrAdmin, Nothing>,
+    call: Box<Call<OperatorOrAdmin, Nothing>>,
     workflow_id: WorkflowId,
     run: &str,
 ) -> Result<Answer, Answer> {
@@ -110,7 +110,7 @@ async fn history(
     responses((status = 200, description = "The bundle."), (status = 404, description = "There is no such workflow or run.")))]
 #[get("/workflows/{workflowId}/runs/{runId}/history/export")]
 pub async fn export_workflow_history(
-    call: Call<OperatorOrAdmin, Nothing>,
+    call: Box<Call<OperatorOrAdmin, Nothing>>,
     path: Path<(String, String)>,
 ) -> Control {
     let (workflow_id, run) = path.into_inner();

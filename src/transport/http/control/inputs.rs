@@ -56,7 +56,7 @@ pub struct SignalRequestBody {
         (status = 409, description = "The run is closed, a limit is reached, or the key stood for something else."), (status = 422, description = "Fields.")))]
 #[post("/workflows/{workflowId}/signal/{signalName}")]
 pub async fn signal_workflow(
-    call: Call<OperatorOrAdmin, SignalRequestBody>,
+    call: Box<Call<OperatorOrAdmin, SignalRequestBody>>,
     path: Path<(String, String)>,
 ) -> Control {
     let (workflow_id, name) = path.into_inner();
@@ -71,7 +71,7 @@ pub async fn signal_workflow(
         (status = 409, description = "The run is closed or not the current one, a limit is reached, or the key stood for something else."), (status = 422, description = "Fields.")))]
 #[post("/workflows/{workflowId}/runs/{runId}/signal/{signalName}")]
 pub async fn signal_workflow_run(
-    call: Call<OperatorOrAdmin, SignalRequestBody>,
+    call: Box<Call<OperatorOrAdmin, SignalRequestBody>>,
     path: Path<(String, String, String)>,
 ) -> Control {
     let (workflow_id, run, name) = path.into_inner();
@@ -96,7 +96,7 @@ fn check_no_preview(problems: &mut Problems, dry_run: Option<bool>) {
 }
 
 async fn signal(
-    call: Call<OperatorOrAdmin, SignalRequestBody>,
+    call: Box<Call<OperatorOrAdmin, SignalRequestBody>>,
     workflow_id: String,
     run: Option<String>,
     name: String,
@@ -161,7 +161,7 @@ pub struct UpdateRequestBody {
         (status = 504, description = "No validator answered in time.")))]
 #[post("/workflows/{workflowId}/update/{updateName}")]
 pub async fn update_workflow(
-    call: Call<OperatorOrAdmin, UpdateRequestBody>,
+    call: Box<Call<OperatorOrAdmin, UpdateRequestBody>>,
     path: Path<(String, String)>,
 ) -> Control {
     let (workflow_id, name) = path.into_inner();
@@ -178,7 +178,7 @@ pub async fn update_workflow(
         (status = 422, description = "Fields, or the handler or a validator refused."), (status = 504, description = "No validator answered in time.")))]
 #[post("/workflows/{workflowId}/runs/{runId}/update/{updateName}")]
 pub async fn update_workflow_run(
-    call: Call<OperatorOrAdmin, UpdateRequestBody>,
+    call: Box<Call<OperatorOrAdmin, UpdateRequestBody>>,
     path: Path<(String, String, String)>,
 ) -> Control {
     let (workflow_id, run, name) = path.into_inner();
@@ -192,7 +192,7 @@ struct Wait {
 }
 
 async fn update(
-    call: Call<OperatorOrAdmin, UpdateRequestBody>,
+    call: Box<Call<OperatorOrAdmin, UpdateRequestBody>>,
     workflow_id: String,
     run: Option<String>,
     name: String,

@@ -38,7 +38,7 @@ pub struct QueryRequestBody {
         (status = 429, description = "Too many queries wait."), (status = 504, description = "Nobody answered in time.")))]
 #[post("/workflows/{workflowId}/query/{queryName}")]
 pub async fn query_workflow(
-    call: Call<OperatorOrAdmin, QueryRequestBody>,
+    call: Box<Call<OperatorOrAdmin, QueryRequestBody>>,
     path: Path<(String, String)>,
 ) -> Control {
     let (workflow_id, name) = path.into_inner();
@@ -54,7 +54,7 @@ pub async fn query_workflow(
         (status = 429, description = "Too many queries wait."), (status = 504, description = "Nobody answered in time.")))]
 #[post("/workflows/{workflowId}/runs/{runId}/query/{queryName}")]
 pub async fn query_workflow_run(
-    call: Call<OperatorOrAdmin, QueryRequestBody>,
+    call: Box<Call<OperatorOrAdmin, QueryRequestBody>>,
     path: Path<(String, String, String)>,
 ) -> Control {
     let (workflow_id, run, name) = path.into_inner();
@@ -62,7 +62,7 @@ pub async fn query_workflow_run(
 }
 
 async fn query(
-    call: Call<OperatorOrAdmin, QueryRequestBody>,
+    call: Box<Call<OperatorOrAdmin, QueryRequestBody>>,
     workflow_id: String,
     run: Option<String>,
     name: String,

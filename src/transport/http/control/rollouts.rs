@@ -87,11 +87,14 @@ fn row(view: &BuildView) -> Value {
     params(("taskQueue" = String, Path, description = "The queue.")),
     responses((status = 200, description = "Its builds, with their workers.")))]
 #[get("/task-queues/{taskQueue}/build-ids")]
-pub async fn list_build_ids(call: Call<OperatorOrAdmin, Nothing>, path: Path<String>) -> Control {
+pub async fn list_build_ids(
+    call: Box<Call<OperatorOrAdmin, Nothing>>,
+    path: Path<String>,
+) -> Control {
     Control(list(call, path.into_inner()).await)
 }
 
-async fn list(call: Call<OperatorOrAdmin, Nothing>, queue: String) -> Result<Answer, Answer> {
+async fn list(call: Box<Call<OperatorOrAdmin, Nothing>>, queue: String) -> Result<Answer, Answer> {
     let queue = TaskQueue::from(queue);
     let views = call.api.engine.builds(&call.namespace, &queue).await?;
     let rows: Vec<Value> = views.iter().map(row).collect();
@@ -109,7 +112,7 @@ async fn list(call: Call<OperatorOrAdmin, Nothing>, queue: String) -> Result<Ans
     responses((status = 200, description = "The build drains."), (status = 422, description = "Fields.")))]
 #[post("/task-queues/{taskQueue}/build-ids/drain")]
 pub async fn drain_build_id(
-    call: Call<OperatorOrAdmin, BuildIdRequest>,
+    call: Box<Call<OperatorOrAdmin, BuildIdRequest>>,
     path: Path<String>,
 ) -> Control {
     Control(decide(call, path.into_inner(), RolloutStep::Drain).await)
@@ -121,7 +124,7 @@ pub async fn drain_build_id(
     responses((status = 200, description = "The build takes tasks."), (status = 422, description = "Fields.")))]
 #[post("/task-queues/{taskQueue}/build-ids/resume")]
 pub async fn resume_build_id(
-    call: Call<OperatorOrAdmin, BuildIdRequest>,
+    call: Box<Call<OperatorOrAdmin, BuildIdRequest>>,
     path: Path<String>,
 ) -> Control {
     Control(decide(call, path.into_inner(), RolloutStep::Resume).await)
@@ -134,14 +137,14 @@ pub async fn resume_build_id(
         (status = 409, description = "Something stands against it."), (status = 422, description = "Fields.")))]
 #[post("/task-queues/{taskQueue}/build-ids/promote")]
 pub async fn promote_build_id(
-    call: Call<OperatorOrAdmin, BuildIdRequest>,
+    call: Box<Call<OperatorOrAdmin, BuildIdRequest>>,
     path: Path<String>,
 ) -> Control {
     Control(decide(call, path.into_inner(), RolloutStep::Promote).await)
 }
 
 async fn decide(
-    call: Call<OperatorOrAdmin, BuildIdRequest>,
+    call: Box<Call<OperatorOrAdmin, BuildIdRequest>>,
     queue: String,
     step: RolloutStep,
 ) -> Result<Answer, Answer> {
@@ -288,7 +291,7 @@ fn deployment_row(namespace: &Namespace, view: &BuildView) -> Value {
 #[utoipa::path(tag = "deployments", operation_id = "listDeployments",
     responses((status = 200, description = "Builds of all queues, with their workers.")))]
 #[get("/deployments")]
-pub async fn list_deployments(call: Call<OperatorOrAdmin, Nothing>) -> Control {
+pub async fn list_deployments(call: Box<Call<OperatorOrAdmin, Nothing>>) -> Control {
     Control(match call.api.engine.all_builds(&call.namespace).await {
         Err(fault) => Err(fault.into()),
         Ok(views) => {
@@ -320,7 +323,7 @@ async fn find(call: &Call<OperatorOrAdmin, Nothing>, name: &str) -> Result<Build
         (status = 404, description = "There is no such deployment.")))]
 #[get("/deployments/{deployment}")]
 pub async fn describe_deployment(
-    call: Call<OperatorOrAdmin, Nothing>,
+    call: Box<Call<OperatorOrAdmin, Nothing>>,
     path: Path<String>,
 ) -> Control {
     let name = path.into_inner();
@@ -332,7 +335,7 @@ pub async fn describe_deployment(
 }
 
 async fn deploy(
-    call: Call<OperatorOrAdmin, Nothing>,
+    call: Box<Call<OperatorOrAdmin, Nothing>>,
     name: String,
     step: RolloutStep,
 ) -> Result<Answer, Answer> {
@@ -357,7 +360,7 @@ async fn deploy(
         (status = 404, description = "There is no such deployment."), (status = 409, description = "Something stands against it.")))]
 #[post("/deployments/{deployment}/promote")]
 pub async fn promote_deployment(
-    call: Call<OperatorOrAdmin, Nothing>,
+    call: Box<Call<OperatorOrAdmin, Nothing>>,
     path: Path<String>,
 ) -> Control {
     Control(deploy(call, path.into_inner(), RolloutStep::Promote).await)
@@ -369,7 +372,10 @@ pub async fn promote_deployment(
     responses((status = 200, description = "It drains."), (status = 400, description = "Of another namespace."),
         (status = 404, description = "There is no such deployment.")))]
 #[post("/deployments/{deployment}/drain")]
-pub async fn drain_deployment(call: Call<OperatorOrAdmin, Nothing>, path: Path<String>) -> Control {
+pub async fn drain_deployment(
+    call: Box<Call<OperatorOrAdmin, Nothing>>,
+    path: Path<String>,
+) -> Control {
     Control(deploy(call, path.into_inner(), RolloutStep::Drain).await)
 }
 
@@ -380,7 +386,7 @@ pub async fn drain_deployment(call: Call<OperatorOrAdmin, Nothing>, path: Path<S
         (status = 404, description = "There is no such deployment.")))]
 #[post("/deployments/{deployment}/resume")]
 pub async fn resume_deployment(
-    call: Call<OperatorOrAdmin, Nothing>,
+    call: Box<Call<OperatorOrAdmin, Nothing>>,
     path: Path<String>,
 ) -> Control {
     Control(deploy(call, path.into_inner(), RolloutStep::Resume).await)
@@ -393,7 +399,7 @@ pub async fn resume_deployment(
         (status = 404, description = "There is no such deployment.")))]
 #[post("/deployments/{deployment}/rollback")]
 pub async fn rollback_deployment(
-    call: Call<OperatorOrAdmin, Nothing>,
+    call: Box<Call<OperatorOrAdmin, Nothing>>,
     path: Path<String>,
 ) -> Control {
     Control(deploy(call, path.into_inner(), RolloutStep::RollBack).await)

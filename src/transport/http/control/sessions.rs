@@ -15,11 +15,11 @@ use super::call::{Call, Nothing, OperatorOrAdmin};
 #[utoipa::path(tag = "workers", operation_id = "listWorkerSessions",
     responses((status = 200, description = "The sessions.")))]
 #[get("/worker-sessions")]
-pub async fn list_worker_sessions(call: Call<OperatorOrAdmin, Nothing>) -> Control {
+pub async fn list_worker_sessions(call: Box<Call<OperatorOrAdmin, Nothing>>) -> Control {
     Control(list(call).await)
 }
 
-async fn list(call: Call<OperatorOrAdmin, Nothing>) -> Result<Answer, Answer> {
+async fn list(call: Box<Call<OperatorOrAdmin, Nothing>>) -> Result<Answer, Answer> {
     let sessions = call.api.engine.sessions(&call.namespace).await?;
     let count = |status: &str| {
         sessions
@@ -48,13 +48,16 @@ async fn list(call: Call<OperatorOrAdmin, Nothing>) -> Result<Answer, Answer> {
     responses((status = 200, description = "The session."), (status = 404, description = "There is no such session.")))]
 #[get("/worker-sessions/{sessionId}")]
 pub async fn get_worker_session(
-    call: Call<OperatorOrAdmin, Nothing>,
+    call: Box<Call<OperatorOrAdmin, Nothing>>,
     session: Path<String>,
 ) -> Control {
     Control(describe(call, &session).await)
 }
 
-async fn describe(call: Call<OperatorOrAdmin, Nothing>, session: &str) -> Result<Answer, Answer> {
+async fn describe(
+    call: Box<Call<OperatorOrAdmin, Nothing>>,
+    session: &str,
+) -> Result<Answer, Answer> {
     let found = call.api.engine.session(&call.namespace, session).await?;
     let view = found.ok_or_else(|| {
         Answer::refuse(

@@ -91,12 +91,14 @@ pub struct StartWorkflowRequest {
     responses((status = 201, description = "Started."), (status = 200, description = "The open run that was already there."),
         (status = 409, description = "The workflow id is taken, or no worker may take the run."), (status = 422, description = "Fields.")))]
 #[post("/workflows")]
-pub async fn start_workflow(call: Call<OperatorOrAdmin, StartWorkflowRequest>) -> Control {
+pub async fn start_workflow(call: Box<Call<OperatorOrAdmin, StartWorkflowRequest>>) -> Control {
     // What a handler returns is moved several times before it runs.
     Control(Box::pin(start(call)).await)
 }
 
-async fn start(mut call: Call<OperatorOrAdmin, StartWorkflowRequest>) -> Result<Answer, Answer> {
+async fn start(
+    mut call: Box<Call<OperatorOrAdmin, StartWorkflowRequest>>,
+) -> Result<Answer, Answer> {
     let (request, use_existing) = read(&call)?;
     // It may be large, and the commit may take a while.
     call.body.input = None;
@@ -345,7 +347,7 @@ pub fn input(problems: &mut Problems, field: &str, raw: Option<&RawValue>, limit
         None => Payload::empty_list(),
         Some(Ok(payload)) => payload,
         Some(Err(error)) => {
-            problems.add(&format!("{field}{}", error.path()), error.to_string());
+            problems.add(format!("{field}{}", error.path()), error.to_string());
             Payload::empty_list()
         }
     };

@@ -48,7 +48,7 @@ pub struct MessageBody {
         (status = 422, description = "Fields.")))]
 #[post("/workflows/{workflowId}/message-streams/{streamName}/messages")]
 pub async fn append_message(
-    call: Call<OperatorOrAdmin, MessageBody>,
+    call: Box<Call<OperatorOrAdmin, MessageBody>>,
     path: Path<(String, String)>,
 ) -> Control {
     let (workflow_id, stream) = path.into_inner();
@@ -63,7 +63,7 @@ fn is_name(text: &str, max: usize) -> bool {
 }
 
 async fn append(
-    call: Call<OperatorOrAdmin, MessageBody>,
+    call: Box<Call<OperatorOrAdmin, MessageBody>>,
     workflow_id: String,
     stream: String,
 ) -> Result<Answer, Answer> {
@@ -152,7 +152,7 @@ async fn append(
     responses((status = 200, description = "The streams."), (status = 404, description = "There is no such workflow.")))]
 #[get("/workflows/{workflowId}/message-streams")]
 pub async fn list_message_streams(
-    call: Call<OperatorOrAdmin, Nothing>,
+    call: Box<Call<OperatorOrAdmin, Nothing>>,
     path: Path<String>,
 ) -> Control {
     let workflow_id = WorkflowId::from(path.into_inner());
@@ -182,7 +182,7 @@ pub async fn list_message_streams(
     responses((status = 200, description = "The stream."), (status = 404, description = "There is no such workflow or stream.")))]
 #[get("/workflows/{workflowId}/message-streams/{streamName}")]
 pub async fn describe_message_stream(
-    call: Call<OperatorOrAdmin, Nothing>,
+    call: Box<Call<OperatorOrAdmin, Nothing>>,
     path: Path<(String, String)>,
 ) -> Control {
     let (workflow_id, name) = path.into_inner();

@@ -132,11 +132,11 @@ fn live<'w>(
 /// Lists the queues that have tasks or workers.
 #[utoipa::path(tag = "task-queues", operation_id = "listTaskQueues", responses((status = 200, description = "The queues.")))]
 #[get("/task-queues")]
-pub async fn list_task_queues(call: Call<OperatorOrAdmin, Nothing>) -> Control {
+pub async fn list_task_queues(call: Box<Call<OperatorOrAdmin, Nothing>>) -> Control {
     Control(queues(call).await)
 }
 
-async fn queues(call: Call<OperatorOrAdmin, Nothing>) -> Result<Answer, Answer> {
+async fn queues(call: Box<Call<OperatorOrAdmin, Nothing>>) -> Result<Answer, Answer> {
     let engine = &call.api.engine;
     let rows = engine.queues(&call.namespace, None).await?;
     let workers = engine
@@ -197,13 +197,13 @@ async fn queues(call: Call<OperatorOrAdmin, Nothing>) -> Result<Answer, Answer> 
     responses((status = 200, description = "The queue, with zeros if nobody has used it.")))]
 #[get("/task-queues/{taskQueue}")]
 pub async fn describe_task_queue(
-    call: Call<OperatorOrAdmin, Nothing>,
+    call: Box<Call<OperatorOrAdmin, Nothing>>,
     path: Path<String>,
 ) -> Control {
     Control(queue(call, path.into_inner()).await)
 }
 
-async fn queue(call: Call<OperatorOrAdmin, Nothing>, name: String) -> Result<Answer, Answer> {
+async fn queue(call: Box<Call<OperatorOrAdmin, Nothing>>, name: String) -> Result<Answer, Answer> {
     let engine = &call.api.engine;
     let key = TaskQueue::from(name.as_str());
     let rows = engine.queues(&call.namespace, Some(&key)).await?;
@@ -236,13 +236,16 @@ async fn queue(call: Call<OperatorOrAdmin, Nothing>, name: String) -> Result<Ans
     responses((status = 200, description = "The backlog by priority and fairness key; empty if nothing is ready.")))]
 #[get("/task-queues/{taskQueue}/priority-fairness")]
 pub async fn describe_priority_fairness(
-    call: Call<OperatorOrAdmin, Nothing>,
+    call: Box<Call<OperatorOrAdmin, Nothing>>,
     path: Path<String>,
 ) -> Control {
     Control(classes(call, path.into_inner()).await)
 }
 
-async fn classes(call: Call<OperatorOrAdmin, Nothing>, name: String) -> Result<Answer, Answer> {
+async fn classes(
+    call: Box<Call<OperatorOrAdmin, Nothing>>,
+    name: String,
+) -> Result<Answer, Answer> {
     let engine = &call.api.engine;
     let key = TaskQueue::from(name.as_str());
     let (classes, is_whole) = engine.queue_classes(&call.namespace, &key).await?;

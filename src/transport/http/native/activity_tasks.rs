@@ -36,7 +36,7 @@ const MAX_MESSAGE: usize = 65_536;
         (status = 412, description = "The worker is not registered."), (status = 422, description = "Fields."),
         (status = 429, description = "The node holds as many polls as it may."), (status = 503, description = "The database is away.")))]
 #[post("/activity-tasks/poll")]
-pub async fn poll_activity_task(call: Call<WorkerOnly, PollBody>) -> Native {
+pub async fn poll_activity_task(call: Box<Call<WorkerOnly, PollBody>>) -> Native {
     Native(Box::pin(polls::poll(call, TaskKind::Activity)).await)
 }
 
@@ -72,14 +72,14 @@ pub struct ActivityTaskHeartbeatRequest {
         (status = 409, description = "Another worker holds it."), (status = 422, description = "Fields.")))]
 #[post("/activity-tasks/{taskId}/heartbeat")]
 pub async fn heartbeat_activity_task(
-    call: Call<WorkerOnly, ActivityTaskHeartbeatRequest>,
+    call: Box<Call<WorkerOnly, ActivityTaskHeartbeatRequest>>,
     task: Path<String>,
 ) -> Native {
     Native(heartbeat(call, &task).await)
 }
 
 async fn heartbeat(
-    call: Call<WorkerOnly, ActivityTaskHeartbeatRequest>,
+    call: Box<Call<WorkerOnly, ActivityTaskHeartbeatRequest>>,
     task: &str,
 ) -> Result<Answer, Failure> {
     let body = &call.body;
@@ -217,14 +217,14 @@ pub struct ActivityTaskCompleteRequest {
         (status = 409, description = "The attempt is over, or the run is closed."), (status = 422, description = "Fields.")))]
 #[post("/activity-tasks/{taskId}/complete")]
 pub async fn complete_activity_task(
-    call: Call<Reporter, ActivityTaskCompleteRequest>,
+    call: Box<Call<Reporter, ActivityTaskCompleteRequest>>,
     task: Path<String>,
 ) -> Native {
     Native(Box::pin(complete(call, &task)).await)
 }
 
 async fn complete(
-    mut call: Call<Reporter, ActivityTaskCompleteRequest>,
+    mut call: Box<Call<Reporter, ActivityTaskCompleteRequest>>,
     task: &str,
 ) -> Result<Answer, Failure> {
     let body = &call.body;
@@ -266,7 +266,7 @@ async fn complete(
 
 fn payload_problem(error: &PayloadError, holder: &Holder) -> Failure {
     let failure = Failure::from(Problems::of(
-        &format!("result{}", error.path()),
+        format!("result{}", error.path()),
         error.to_string(),
     ))
     .with("task_id", holder.task.to_string())
@@ -389,14 +389,14 @@ pub struct ActivityFailureBody {
         (status = 409, description = "The attempt is over, or the run is closed."), (status = 422, description = "Fields.")))]
 #[post("/activity-tasks/{taskId}/fail")]
 pub async fn fail_activity_task(
-    call: Call<Reporter, ActivityTaskFailureRequest>,
+    call: Box<Call<Reporter, ActivityTaskFailureRequest>>,
     task: Path<String>,
 ) -> Native {
     Native(fail(call, &task).await)
 }
 
 async fn fail(
-    mut call: Call<Reporter, ActivityTaskFailureRequest>,
+    mut call: Box<Call<Reporter, ActivityTaskFailureRequest>>,
     task: &str,
 ) -> Result<Answer, Failure> {
     let said = call.body.failure.take();

@@ -53,9 +53,14 @@ impl Fields {
         self.end().extend_from_slice(text.as_bytes());
     }
 
+    /// Bytes of a text that [`share`](Self::share) copies.
+    pub fn copied(text: &Bytes) -> usize {
+        if text.len() < SHARED { text.len() } else { 0 }
+    }
+
     /// Appends text that may be large, without copying it then.
     pub fn share(&mut self, text: &Bytes) {
-        if text.len() < SHARED {
+        if Self::copied(text) == text.len() {
             self.end().extend_from_slice(text);
             return;
         }

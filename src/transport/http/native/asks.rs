@@ -34,7 +34,7 @@ const MAX_REASON: usize = 191;
         (status = 412, description = "The worker is not registered."), (status = 422, description = "Fields."),
         (status = 429, description = "The node holds as many polls as it may."), (status = 503, description = "The database is away.")))]
 #[post("/query-tasks/poll")]
-pub async fn poll_query_task(call: Call<WorkerOnly, PollBody>) -> Native {
+pub async fn poll_query_task(call: Box<Call<WorkerOnly, PollBody>>) -> Native {
     Native(polls::poll(call, TaskKind::Query).await)
 }
 
@@ -44,7 +44,7 @@ pub async fn poll_query_task(call: Call<WorkerOnly, PollBody>) -> Native {
         (status = 412, description = "The worker is not registered."), (status = 422, description = "Fields."),
         (status = 429, description = "The node holds as many polls as it may."), (status = 503, description = "The database is away.")))]
 #[post("/update-validation-tasks/poll")]
-pub async fn poll_update_validation_task(call: Call<WorkerOnly, PollBody>) -> Native {
+pub async fn poll_update_validation_task(call: Box<Call<WorkerOnly, PollBody>>) -> Native {
     Native(polls::poll(call, TaskKind::UpdateValidation).await)
 }
 
@@ -174,14 +174,14 @@ pub struct QueryTaskCompleteRequest {
         (status = 409, description = "The caller does not hold it, or nobody waits any more."), (status = 422, description = "Fields.")))]
 #[post("/query-tasks/{queryTaskId}/complete")]
 pub async fn complete_query_task(
-    call: Call<WorkerOnly, QueryTaskCompleteRequest>,
+    call: Box<Call<WorkerOnly, QueryTaskCompleteRequest>>,
     task: Path<String>,
 ) -> Native {
     Native(complete(call, &task).await)
 }
 
 async fn complete(
-    mut call: Call<WorkerOnly, QueryTaskCompleteRequest>,
+    mut call: Box<Call<WorkerOnly, QueryTaskCompleteRequest>>,
     task: &str,
 ) -> Result<Answer, Failure> {
     let json = call.body.result.take();
@@ -261,7 +261,7 @@ pub struct AskFailureRequest {
         (status = 409, description = "The caller does not hold it, or nobody waits any more."), (status = 422, description = "Fields.")))]
 #[post("/query-tasks/{queryTaskId}/fail")]
 pub async fn fail_query_task(
-    call: Call<WorkerOnly, AskFailureRequest>,
+    call: Box<Call<WorkerOnly, AskFailureRequest>>,
     task: Path<String>,
 ) -> Native {
     Native(fail(call, &task, TaskKind::Query).await)
@@ -274,14 +274,14 @@ pub async fn fail_query_task(
         (status = 409, description = "The caller does not hold it, or nobody waits any more."), (status = 422, description = "Fields.")))]
 #[post("/update-validation-tasks/{updateValidationTaskId}/reject")]
 pub async fn reject_update_validation_task(
-    call: Call<WorkerOnly, AskFailureRequest>,
+    call: Box<Call<WorkerOnly, AskFailureRequest>>,
     task: Path<String>,
 ) -> Native {
     Native(fail(call, &task, TaskKind::UpdateValidation).await)
 }
 
 async fn fail(
-    call: Call<WorkerOnly, AskFailureRequest>,
+    call: Box<Call<WorkerOnly, AskFailureRequest>>,
     task: &str,
     kind: TaskKind,
 ) -> Result<Answer, Failure> {
@@ -358,7 +358,7 @@ pub struct UpdateValidationApproval {
         (status = 409, description = "The caller does not hold it, or nobody waits any more."), (status = 422, description = "Fields.")))]
 #[post("/update-validation-tasks/{updateValidationTaskId}/approve")]
 pub async fn approve_update_validation_task(
-    call: Call<WorkerOnly, UpdateValidationApproval>,
+    call: Box<Call<WorkerOnly, UpdateValidationApproval>>,
     task: Path<String>,
 ) -> Native {
     let kind = TaskKind::UpdateValidation;
@@ -409,7 +409,7 @@ impl QueryTaskStatus {
         (status = 409, description = "The caller does not hold it, or nobody waits any more."), (status = 422, description = "Fields.")))]
 #[get("/query-tasks/{queryTaskId}/status")]
 pub async fn get_query_task_status(
-    call: Call<WorkerOnly, Value>,
+    call: Box<Call<WorkerOnly, Value>>,
     task: Path<String>,
     request: HttpRequest,
 ) -> Native {
@@ -420,7 +420,7 @@ pub async fn get_query_task_status(
 }
 
 async fn status(
-    call: Call<WorkerOnly, Value>,
+    call: Box<Call<WorkerOnly, Value>>,
     task: &str,
     fence: &QueryTaskStatus,
 ) -> Result<Answer, Failure> {

@@ -66,7 +66,7 @@ impl Allowed for AnyRole {
     fn digest(_: &[u8]) {}
 }
 
-/// A request that passed every check.
+/// A request that passed every check. Handlers take it in a box: on its way to them it is moved several times.
 pub struct Call<R: Allowed, T> {
     /// Shared state.
     pub api: Data<Local>,
@@ -83,7 +83,7 @@ pub struct Call<R: Allowed, T> {
     pub digest: R::Digest,
 }
 
-impl<R: Allowed, T: DeserializeOwned + 'static> FromRequest for Call<R, T> {
+impl<R: Allowed, T: DeserializeOwned + 'static> FromRequest for Box<Call<R, T>> {
     type Error = actix_web::Error;
     type Future = Pin<Box<dyn Future<Output = Result<Self, Self::Error>>>>;
 
@@ -111,19 +111,19 @@ async fn check<R: Allowed, T: DeserializeOwned>(
     api: &Data<Local>,
     request: &HttpRequest,
     mut payload: actix_web::web::Payload,
-) -> Result<Call<R, T>, Failure> {
+) -> Result<Box<Call<R, T>>, Failure> {
     let bytes = body::read(request, &mut payload, api.settings.http.max_body_bytes).await?;
     let parsed = body::parse::<T>(&bytes)?;
     let (principal, version, namespace) = preamble(api, request, R::ROLES).await?;
     identify::nul_free(request)?;
-    Ok(Call {
+    Ok(Box::new(Call {
         api: api.clone(),
         principal,
         version,
         namespace,
         body: parsed?,
         digest: R::digest(&bytes),
-    })
+    }))
 }
 
 /// The checks that every request below `/api/worker` passes, also one for a path that does not exist.

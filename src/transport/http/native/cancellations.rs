@@ -85,14 +85,14 @@ pub struct CancellationDelivery {
         (status = 422, description = "Fields.")))]
 #[post("/workflow-tasks/{taskId}/deliver-cancellation")]
 pub async fn deliver_cancellation(
-    call: Call<WorkerOnly, CancellationDelivery>,
+    call: Box<Call<WorkerOnly, CancellationDelivery>>,
     task: Path<String>,
 ) -> Native {
     Native(deliver(call, &task).await)
 }
 
 async fn deliver(
-    call: Call<WorkerOnly, CancellationDelivery>,
+    call: Box<Call<WorkerOnly, CancellationDelivery>>,
     task: &str,
 ) -> Result<Answer, Failure> {
     let body = &call.body;
@@ -266,13 +266,13 @@ impl AttemptFence {
         (status = 409, description = "The caller does not hold it."), (status = 422, description = "Fields, or the version is too old.")))]
 #[post("/activity-tasks/{taskId}/status")]
 pub async fn get_activity_attempt_status(
-    call: Call<WorkerOnly, AttemptFence>,
+    call: Box<Call<WorkerOnly, AttemptFence>>,
     task: Path<String>,
 ) -> Native {
     Native(status(call, &task).await)
 }
 
-async fn status(call: Call<WorkerOnly, AttemptFence>, task: &str) -> Result<Answer, Failure> {
+async fn status(call: Box<Call<WorkerOnly, AttemptFence>>, task: &str) -> Result<Answer, Failure> {
     let holder = call.body.holder(&call, task)?;
     let offered = call
         .api
@@ -398,13 +398,16 @@ fn cancelled_event(state: &RunState, no: u32) -> Option<String> {
         (status = 409, description = "The activity was not cancelled."), (status = 422, description = "Fields.")))]
 #[post("/activity-tasks/{taskId}/acknowledge-cancellation")]
 pub async fn acknowledge_activity_cancellation(
-    call: Call<WorkerOnly, AttemptFence>,
+    call: Box<Call<WorkerOnly, AttemptFence>>,
     task: Path<String>,
 ) -> Native {
     Native(acknowledge(call, &task).await)
 }
 
-async fn acknowledge(call: Call<WorkerOnly, AttemptFence>, task: &str) -> Result<Answer, Failure> {
+async fn acknowledge(
+    call: Box<Call<WorkerOnly, AttemptFence>>,
+    task: &str,
+) -> Result<Answer, Failure> {
     let mut problems = Problems::default();
     problems.required_text("request_id", call.body.request_id.as_deref(), MAX_ID);
     problems.into_result()?;

@@ -157,7 +157,7 @@ struct Reader<'a> {
 impl Reader<'_> {
     fn add(&mut self, field: &str, problem: impl Into<String>) {
         self.problems
-            .add(&format!("{}.{field}", self.prefix), problem);
+            .add(format_args!("{}.{field}", self.prefix), problem);
     }
 
     fn path(&self, field: &str) -> String {

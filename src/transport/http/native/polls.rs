@@ -76,15 +76,15 @@ impl PollBody {
     ) -> Result<PollRequest, Failure> {
         let mut problems = Problems::default();
         problems.required_text("worker_id", self.worker_id.as_deref(), MAX_ID);
-        let one = self.task_queue.as_ref().map(|queue| vec![queue.clone()]);
+        let one = self.task_queue.as_ref().map(std::slice::from_ref);
         let queues = problems
-            .agree("task_queues", self.task_queues.clone(), one)
+            .agree("task_queues", self.task_queues.as_deref(), one)
             .unwrap_or_default();
         if queues.is_empty() || queues.len() > MAX_QUEUES {
             problems.add("task_queues", format!("must name 1 to {MAX_QUEUES} queues"));
         }
         for (place, queue) in queues.iter().take(MAX_QUEUES).enumerate() {
-            problems.text(&format!("task_queues.{place}"), queue, MAX_ID);
+            problems.text(format_args!("task_queues.{place}"), queue, MAX_ID);
         }
         for (field, value) in [
             ("build_id", &self.build_id),
@@ -109,7 +109,7 @@ impl PollBody {
         for (place, kind) in self.task_kinds.iter().flatten().enumerate() {
             if !matches!(kind.as_str(), "workflow" | "update_validation") {
                 problems.add(
-                    &format!("task_kinds.{place}"),
+                    format_args!("task_kinds.{place}"),
                     "must be workflow or update_validation",
                 );
             }
@@ -126,7 +126,10 @@ impl PollBody {
             kinds: self.kinds(kind),
             namespace: call.namespace.clone(),
             worker_id: WorkerId::from(self.worker_id.as_deref().unwrap_or_default()),
-            queues: queues.into_iter().map(TaskQueue::from).collect(),
+            queues: queues
+                .iter()
+                .map(|queue| TaskQueue::from(queue.as_str()))
+                .collect(),
             build_id: text(&self.build_id),
             poll_request_id: text(&self.poll_request_id),
             wait,
@@ -197,7 +200,10 @@ fn knows(version: &Negotiated) -> i64 {
 }
 
 /// Polls, and shows the task that came.
-pub async fn poll(call: Call<WorkerOnly, PollBody>, kind: TaskKind) -> Result<Answer, Failure> {
+pub async fn poll(
+    call: Box<Call<WorkerOnly, PollBody>>,
+    kind: TaskKind,
+) -> Result<Answer, Failure> {
     let request = call.body.request(&call, kind)?;
     let queue = request.queues.first().cloned();
     let no_wait = request.wait.is_zero();

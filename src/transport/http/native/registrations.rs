@@ -28,11 +28,17 @@ pub struct Nothing {}
     responses((status = 200, description = "It is gone."), (status = 404, description = "It was not registered."),
         (status = 409, description = "It may not be removed now; part of the contract, never answered by this server.")))]
 #[delete("/registrations/{workerId}")]
-pub async fn deregister_worker(call: Call<WorkerOnly, Nothing>, worker: Path<String>) -> Native {
+pub async fn deregister_worker(
+    call: Box<Call<WorkerOnly, Nothing>>,
+    worker: Path<String>,
+) -> Native {
     Native(deregister(call, worker.into_inner()).await)
 }
 
-async fn deregister(call: Call<WorkerOnly, Nothing>, worker_id: String) -> Result<Answer, Failure> {
+async fn deregister(
+    call: Box<Call<WorkerOnly, Nothing>>,
+    worker_id: String,
+) -> Result<Answer, Failure> {
     let recovered = call
         .api
         .engine
@@ -72,14 +78,14 @@ pub struct WorkerDeregistrationRequest {
         (status = 422, description = "Fields.")))]
 #[post("/registrations/{workerId}/deregister")]
 pub async fn deregister_registration(
-    call: Call<WorkerOnly, WorkerDeregistrationRequest>,
+    call: Box<Call<WorkerOnly, WorkerDeregistrationRequest>>,
     worker: Path<String>,
 ) -> Native {
     Native(fenced(call, worker.into_inner()).await)
 }
 
 async fn fenced(
-    call: Call<WorkerOnly, WorkerDeregistrationRequest>,
+    call: Box<Call<WorkerOnly, WorkerDeregistrationRequest>>,
     worker_id: String,
 ) -> Result<Answer, Failure> {
     let token = call.body.registration_token.clone().unwrap_or_default();

@@ -59,28 +59,28 @@ impl WorkerSessionOptions {
     /// The options, or what is wrong with them; `prefix` is the path to them.
     pub fn read(&self, problems: &mut Problems, prefix: &str) -> Option<Options> {
         let path = |field: &str| format!("{prefix}{field}");
-        problems.required_text(&path("session_id"), self.session_id.as_deref(), MAX_ID);
+        problems.required_text(path("session_id"), self.session_id.as_deref(), MAX_ID);
         for (field, value) in [("connection", &self.connection), ("queue", &self.queue)] {
             if let Some(value) = value {
-                problems.text(&path(field), value, MAX_ID);
+                problems.text(path(field), value, MAX_ID);
             }
         }
         let requirements = self.requirements.clone().unwrap_or_default();
         if requirements.len() > MAX_REQUIREMENTS {
             problems.add(
-                &path("requirements"),
+                path("requirements"),
                 format!("must have at most {MAX_REQUIREMENTS} items"),
             );
         }
         for (place, requirement) in requirements.iter().enumerate().take(MAX_REQUIREMENTS) {
-            problems.text(&path(&format!("requirements.{place}")), requirement, MAX_ID);
+            problems.text(path(&format!("requirements.{place}")), requirement, MAX_ID);
             if requirements[..place].contains(requirement) {
-                problems.add(&path(&format!("requirements.{place}")), "occurs twice");
+                problems.add(path(&format!("requirements.{place}")), "occurs twice");
             }
         }
         let mut number = |field: &str, value: Option<Int>, default: i64, most: i64| {
             let value = value.map_or(default, |value| value.0);
-            problems.within(&path(field), value, 1..=most);
+            problems.within(path(field), value, 1..=most);
             value.max(1).unsigned_abs()
         };
         let lease_seconds = number(
@@ -191,11 +191,15 @@ pub struct OwnerQuery {
         (status = 409, description = "The rules forbid it, or the version is too old."), (status = 412, description = "The worker is not registered."),
         (status = 422, description = "Fields.")))]
 #[post("/sessions")]
-pub async fn create_worker_session(call: Call<WorkerOnly, WorkerSessionCreateRequest>) -> Native {
+pub async fn create_worker_session(
+    call: Box<Call<WorkerOnly, WorkerSessionCreateRequest>>,
+) -> Native {
     Native(create(call).await)
 }
 
-async fn create(call: Call<WorkerOnly, WorkerSessionCreateRequest>) -> Result<Answer, Failure> {
+async fn create(
+    call: Box<Call<WorkerOnly, WorkerSessionCreateRequest>>,
+) -> Result<Answer, Failure> {
     gate(&call)?;
     let mut problems = Problems::default();
     problems.required_text("worker_id", call.body.worker_id.as_deref(), MAX_ID);
@@ -228,14 +232,14 @@ async fn create(call: Call<WorkerOnly, WorkerSessionCreateRequest>) -> Result<An
         (status = 422, description = "Fields.")))]
 #[post("/sessions/{sessionId}/heartbeat")]
 pub async fn heartbeat_worker_session(
-    call: Call<WorkerOnly, WorkerSessionHeartbeatRequest>,
+    call: Box<Call<WorkerOnly, WorkerSessionHeartbeatRequest>>,
     session: Path<String>,
 ) -> Native {
     Native(heartbeat(call, &session).await)
 }
 
 async fn heartbeat(
-    call: Call<WorkerOnly, WorkerSessionHeartbeatRequest>,
+    call: Box<Call<WorkerOnly, WorkerSessionHeartbeatRequest>>,
     session: &str,
 ) -> Result<Answer, Failure> {
     gate(&call)?;
@@ -266,7 +270,7 @@ async fn heartbeat(
         (status = 409, description = "Another worker owns it."), (status = 422, description = "Fields.")))]
 #[delete("/sessions/{sessionId}")]
 pub async fn close_worker_session(
-    call: Call<WorkerOnly, WorkerSessionCloseRequest>,
+    call: Box<Call<WorkerOnly, WorkerSessionCloseRequest>>,
     session: Path<String>,
     query: actix_web::web::Query<OwnerQuery>,
 ) -> Native {
@@ -274,7 +278,7 @@ pub async fn close_worker_session(
 }
 
 async fn close(
-    call: Call<WorkerOnly, WorkerSessionCloseRequest>,
+    call: Box<Call<WorkerOnly, WorkerSessionCloseRequest>>,
     session: &str,
     query: OwnerQuery,
 ) -> Result<Answer, Failure> {

@@ -102,14 +102,14 @@ fn list(problems: &mut Problems, field: &str, number: &str, sent: &Sent) -> Vec<
         let position = entry.get(number).and_then(Value::as_u64);
         if position.is_none() {
             problems.add(
-                &format!("{field}.{place}.{number}"),
+                format!("{field}.{place}.{number}"),
                 "must be a number from 0 on",
             );
         }
         if let (Some(stream), Some(position)) = (stream, position) {
             if !named.insert(stream.clone()) {
                 problems.add(
-                    &format!("{field}.{place}.stream_name"),
+                    format!("{field}.{place}.stream_name"),
                     "is named more than once",
                 );
             }
@@ -127,7 +127,7 @@ fn name(
 ) -> Option<String> {
     for key in entry.keys() {
         if key != "stream_name" && key != number {
-            problems.add(&format!("{path}.{key}"), "is not known");
+            problems.add(format!("{path}.{key}"), "is not known");
         }
     }
     let name = entry.get("stream_name").and_then(Value::as_str);
@@ -139,7 +139,7 @@ fn name(
     });
     if !allowed {
         problems.add(
-            &format!("{path}.stream_name"),
+            format!("{path}.stream_name"),
             "must have 1 to 128 characters of A-Z, a-z, 0-9, '.', '_', ':' and '-'",
         );
         return None;

@@ -320,7 +320,7 @@ pub fn workflow_claim(
         cancellation_request: state.cancellation.as_deref().map(request_object),
         resume,
     };
-    let copied = begun.input.blob().len() + 2 * history.events.len().min(CLAIM_ROOM);
+    let copied = begun.input.blob().len() + 2 * Fields::copied(&history.events);
     let mut fields = Fields::with_capacity(CLAIM_ROOM + copied);
     fields.push(r#"{"task":"#);
     fields.fields(b'{', &task)?;

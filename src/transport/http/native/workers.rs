@@ -161,11 +161,11 @@ fn raw<T: serde::Serialize>(value: &T) -> Option<Json> {
     responses((status = 200, description = "The registration."), (status = 400, description = "Protocol version."),
         (status = 409, description = "Conflicts with a live registration or a capability's version."), (status = 422, description = "Fields.")))]
 #[post("/register")]
-pub async fn register_worker(call: Call<AnyRole, WorkerRegistrationRequest>) -> Native {
+pub async fn register_worker(call: Box<Call<AnyRole, WorkerRegistrationRequest>>) -> Native {
     Native(register(call).await)
 }
 
-async fn register(call: Call<AnyRole, WorkerRegistrationRequest>) -> Result<Answer, Failure> {
+async fn register(call: Box<Call<AnyRole, WorkerRegistrationRequest>>) -> Result<Answer, Failure> {
     let worker_id = call.body.worker_id.clone().unwrap_or_else(|| {
         crate::domain::ids::RunId::new(
             call.api.engine.clock().now(),
@@ -288,7 +288,7 @@ fn describe(
             problems.add(field, format!("must list at most {MAX_LISTED}"));
         }
         for (place, item) in items.iter().take(MAX_LISTED).enumerate() {
-            problems.text(&format!("{field}.{place}"), item, MAX_ID);
+            problems.text(format_args!("{field}.{place}"), item, MAX_ID);
         }
     }
     let runtime = body
@@ -410,7 +410,7 @@ fn fingerprints(
         let fingerprint = fingerprint.trim();
         if fingerprint.chars().count() > MAX_ID {
             problems.add(
-                &format!("workflow_definition_fingerprints.{workflow_type}"),
+                format!("workflow_definition_fingerprints.{workflow_type}"),
                 format!("must have at most {MAX_ID} characters"),
             );
         }
@@ -443,11 +443,11 @@ pub struct WorkerHeartbeatRequest {
 #[utoipa::path(tag = "worker-lifecycle", operation_id = "heartbeatWorker", request_body = WorkerHeartbeatRequest,
     responses((status = 200, description = "The worker is known."), (status = 404, description = "It is not registered.")))]
 #[post("/heartbeat")]
-pub async fn heartbeat_worker(call: Call<WorkerOnly, WorkerHeartbeatRequest>) -> Native {
+pub async fn heartbeat_worker(call: Box<Call<WorkerOnly, WorkerHeartbeatRequest>>) -> Native {
     Native(heartbeat(call).await)
 }
 
-async fn heartbeat(call: Call<WorkerOnly, WorkerHeartbeatRequest>) -> Result<Answer, Failure> {
+async fn heartbeat(call: Box<Call<WorkerOnly, WorkerHeartbeatRequest>>) -> Result<Answer, Failure> {
     let body = &call.body;
     let mut problems = Problems::default();
     problems.required_text("worker_id", body.worker_id.as_deref(), MAX_ID);

@@ -33,7 +33,7 @@ use super::{page_tokens, sticky, streams, tasks};
         (status = 412, description = "The worker is not registered."), (status = 422, description = "Fields."),
         (status = 429, description = "The node holds as many polls as it may."), (status = 503, description = "The database is away.")))]
 #[post("/workflow-tasks/poll")]
-pub async fn poll_workflow_task(call: Call<WorkerOnly, PollBody>) -> Native {
+pub async fn poll_workflow_task(call: Box<Call<WorkerOnly, PollBody>>) -> Native {
     Native(Box::pin(polls::poll(call, TaskKind::Workflow)).await)
 }
 
@@ -65,14 +65,14 @@ pub struct HistoryPageRequest {
         (status = 404, description = "There is no such task."), (status = 409, description = "The caller does not hold it.")))]
 #[post("/workflow-tasks/{taskId}/history")]
 pub async fn get_workflow_task_history_page(
-    call: Call<WorkerOnly, HistoryPageRequest>,
+    call: Box<Call<WorkerOnly, HistoryPageRequest>>,
     task: Path<String>,
 ) -> Native {
     Native(history_page(call, &task).await)
 }
 
 async fn history_page(
-    call: Call<WorkerOnly, HistoryPageRequest>,
+    call: Box<Call<WorkerOnly, HistoryPageRequest>>,
     task: &str,
 ) -> Result<Answer, Failure> {
     let body = &call.body;
@@ -168,14 +168,14 @@ pub struct WorkflowTaskHeartbeatRequest {
         (status = 409, description = "The caller does not hold it.")))]
 #[post("/workflow-tasks/{taskId}/heartbeat")]
 pub async fn heartbeat_workflow_task(
-    call: Call<WorkerOnly, WorkflowTaskHeartbeatRequest>,
+    call: Box<Call<WorkerOnly, WorkflowTaskHeartbeatRequest>>,
     task: Path<String>,
 ) -> Native {
     Native(heartbeat(call, &task).await)
 }
 
 async fn heartbeat(
-    call: Call<WorkerOnly, WorkflowTaskHeartbeatRequest>,
+    call: Box<Call<WorkerOnly, WorkflowTaskHeartbeatRequest>>,
     task: &str,
 ) -> Result<Answer, Failure> {
     let body = &call.body;
@@ -239,14 +239,14 @@ pub struct WorkflowTaskCompleteRequest {
         (status = 422, description = "A command is not valid, or a limit of the run would be exceeded.")))]
 #[post("/workflow-tasks/{taskId}/complete")]
 pub async fn complete_workflow_task(
-    call: Call<Reporter, WorkflowTaskCompleteRequest>,
+    call: Box<Call<Reporter, WorkflowTaskCompleteRequest>>,
     task: Path<String>,
 ) -> Native {
     Native(Box::pin(complete(call, &task)).await)
 }
 
 async fn complete(
-    mut call: Call<Reporter, WorkflowTaskCompleteRequest>,
+    mut call: Box<Call<Reporter, WorkflowTaskCompleteRequest>>,
     task: &str,
 ) -> Result<Answer, Failure> {
     let sent = call.body.commands.take();
@@ -441,14 +441,14 @@ const MAX_KEPT_MESSAGE: usize = 4_096;
         (status = 409, description = "The caller does not hold it."), (status = 422, description = "Fields.")))]
 #[post("/workflow-tasks/{taskId}/fail")]
 pub async fn fail_workflow_task(
-    call: Call<Reporter, WorkflowTaskFailureRequest>,
+    call: Box<Call<Reporter, WorkflowTaskFailureRequest>>,
     task: Path<String>,
 ) -> Native {
     Native(fail(call, &task).await)
 }
 
 async fn fail(
-    call: Call<Reporter, WorkflowTaskFailureRequest>,
+    call: Box<Call<Reporter, WorkflowTaskFailureRequest>>,
     task: &str,
 ) -> Result<Answer, Failure> {
     let body = &call.body;

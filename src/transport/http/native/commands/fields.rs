@@ -38,8 +38,8 @@ pub(super) fn sent<'de, D: Deserializer<'de>>(
 
 impl Reader<'_> {
     pub(super) fn name(&mut self, field: &str, value: Option<&str>) {
-        let path = self.path(field);
-        self.problems.required_text(&path, value, MAX_ID);
+        let path = format_args!("{}.{field}", self.prefix);
+        self.problems.required_text(path, value, MAX_ID);
     }
 
     pub(super) fn message(&mut self, message: Option<&str>) {
@@ -95,13 +95,13 @@ impl Reader<'_> {
     }
 
     pub(super) fn queue(&mut self, command: &CommandRequest) -> Option<TaskQueue> {
-        let path = self.path("queue");
+        let path = format_args!("{}.queue", self.prefix);
         let queue = self.problems.agree(
-            &path,
+            path,
             command.queue.as_deref(),
             command.task_queue.as_deref(),
         )?;
-        self.problems.text(&path, queue, MAX_ID);
+        self.problems.text(path, queue, MAX_ID);
         Some(TaskQueue::from(queue))
     }
 

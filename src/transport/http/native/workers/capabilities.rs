@@ -30,14 +30,14 @@ pub fn check_manifest(problems: &mut Problems, call: &Call<AnyRole, WorkerRegist
     };
     for name in PORTABLE {
         if !manifest.contains_key(name) && call.version.allows(Feature::CapabilityManifest) {
-            problems.add(&format!("capability_manifest.{name}"), "is required");
+            problems.add(format!("capability_manifest.{name}"), "is required");
         }
     }
     for (name, entry) in manifest {
         let path = |field: &str| format!("capability_manifest.{name}.{field}");
         if entry.minimum_protocol_version.chars().count() > 32 {
             problems.add(
-                &path("minimum_protocol_version"),
+                path("minimum_protocol_version"),
                 "must have at most 32 characters",
             );
         }
@@ -46,12 +46,12 @@ pub fn check_manifest(problems: &mut Problems, call: &Call<AnyRole, WorkerRegist
                 let text = value.as_str();
                 if !value.is_null() && text.is_none_or(|text| text.chars().count() > MAX_ID) {
                     problems.add(
-                        &path(field),
+                        path(field),
                         format!("must be a text of at most {MAX_ID} characters"),
                     );
                 }
             } else if PORTABLE.contains(&name.as_str()) {
-                problems.add(&path(field), "is not a field of this entry");
+                problems.add(path(field), "is not a field of this entry");
             }
         }
     }
