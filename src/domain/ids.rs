@@ -126,9 +126,9 @@ fn mix(mut x: u64) -> u64 {
 /// Characters of the longest id: a run, and two numbers or a letter and one.
 const LONGEST_ID: usize = ULID_LENGTH + 1 + 1 + 20;
 
-/// An id being written. Each request writes some dozens of them, so that is done on the stack, without the detour
+/// An id as text. Each request writes some dozens of them, so that is done on the stack, without the detour
 /// over the formatter.
-struct IdText {
+pub struct IdText {
     text: [u8; LONGEST_ID],
     length: usize,
 }
@@ -151,13 +151,15 @@ impl IdText {
         self
     }
 
-    fn as_str(&self) -> &str {
+    /// The text.
+    pub fn as_str(&self) -> &str {
         std::str::from_utf8(&self.text[..self.length]).unwrap_or_default()
     }
 }
 
 impl RunId {
-    fn text(self) -> IdText {
+    /// The id as text.
+    pub fn text(self) -> IdText {
         let mut text = [0; LONGEST_ID];
         let mut rest = self.0;
         for place in text[..ULID_LENGTH].iter_mut().rev() {
@@ -238,7 +240,8 @@ pub struct TaskId {
 }
 
 impl TaskId {
-    fn text(self) -> IdText {
+    /// The id as text.
+    pub fn text(self) -> IdText {
         self.run.text().then(b'-').number(self.no.into())
     }
 }
@@ -358,8 +361,21 @@ impl Part {
 
 /// The id of part `n` of `run`, for example `01J…-e12`.
 pub fn part_id(run: RunId, part: Part, n: u64) -> String {
-    let text = run.text().then(b'-').then(part.letter()).number(n);
-    text.as_str().to_owned()
+    part_text(run, part, n).as_str().to_owned()
+}
+
+/// [`part_id`], to be written somewhere at once.
+pub fn part_text(run: RunId, part: Part, n: u64) -> IdText {
+    run.text().then(b'-').then(part.letter()).number(n)
+}
+
+/// A number as text, likewise.
+pub fn number_text(number: u64) -> IdText {
+    let nothing = IdText {
+        text: [0; LONGEST_ID],
+        length: 0,
+    };
+    nothing.number(number)
 }
 
 #[cfg(test)]

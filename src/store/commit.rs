@@ -9,6 +9,7 @@ use super::door::{DOOR, Door, Parts};
 use super::item::{HeaderRow, Item};
 use super::pool;
 use super::trouble::{Closed, Trouble};
+use crate::domain::ids::WorkerId;
 use crate::domain::time::Timestamp;
 
 /// Items in one statement.
@@ -178,7 +179,8 @@ impl<'a> Columns<'a> {
             to.fence_run.push(run);
             to.fence_task.push(fence.task_no);
             to.fence_mode.push(fence.mode);
-            to.fence_owner.push(fence.owner.as_deref());
+            to.fence_owner
+                .push(fence.owner.as_ref().map(WorkerId::as_str));
             to.fence_attempt.push(fence.attempt);
         }
         for task in item.unfenced() {
@@ -191,14 +193,14 @@ impl<'a> Columns<'a> {
         }
         if let Some(workflow) = &item.workflow {
             to.workflow_ord.push(ord);
-            to.workflow_namespace.push(&workflow.namespace);
-            to.workflow_id.push(&workflow.workflow_id);
+            to.workflow_namespace.push(workflow.namespace.as_str());
+            to.workflow_id.push(workflow.workflow_id.as_str());
             to.workflow_run.push(run);
         }
         if let Some(request) = &item.request {
             to.request_ord.push(ord);
-            to.request_namespace.push(&request.namespace);
-            to.request_workflow.push(&request.workflow_id);
+            to.request_namespace.push(request.namespace.as_str());
+            to.request_workflow.push(request.workflow_id.as_str());
             to.request_kind.push(request.kind);
             to.request_id.push(&request.request_id);
             to.request_run.push(run);
@@ -220,18 +222,18 @@ impl<'a> Columns<'a> {
             HeaderRow::Created(header) => {
                 to.created_ord.push(ord);
                 to.created_run.push(run);
-                to.created_namespace.push(&header.namespace);
-                to.created_workflow.push(&header.workflow_id);
+                to.created_namespace.push(header.namespace.as_str());
+                to.created_workflow.push(header.workflow_id.as_str());
                 to.created_number.push(header.run_number);
                 to.created_type.push(&header.workflow_type);
-                to.created_queue.push(&header.queue);
+                to.created_queue.push(header.queue.as_str());
                 to.created_business_key.push(header.business_key.as_deref());
                 to.created_build.push(header.build_id.as_deref());
                 to.created_next_event.push(header.next_event_id);
                 to.created_status.push(header.status);
                 to.created_started.push(header.started_at.to_chrono());
-                to.created_memo.push(&header.memo);
-                to.created_attributes.push(&header.search_attributes);
+                to.created_memo.push(header.memo.get());
+                to.created_attributes.push(header.search_attributes.get());
             }
             HeaderRow::Changed(header) => {
                 to.changed_ord.push(ord);
@@ -253,15 +255,15 @@ impl<'a> Columns<'a> {
         }
         if let Some(moved) = &rows.moved {
             to.moved_ord.push(ord);
-            to.moved_namespace.push(&moved.namespace);
-            to.moved_workflow.push(&moved.workflow_id);
+            to.moved_namespace.push(moved.namespace.as_str());
+            to.moved_workflow.push(moved.workflow_id.as_str());
             to.moved_run.push(run);
             to.moved_number.push(moved.run_number);
         }
         if let Some(made) = &rows.made {
             to.made_ord.push(ord);
-            to.made_namespace.push(&made.namespace);
-            to.made_workflow.push(&made.workflow_id);
+            to.made_namespace.push(made.namespace.as_str());
+            to.made_workflow.push(made.workflow_id.as_str());
             to.made_run.push(run);
         }
         to.history_ord.push(ord);
@@ -288,8 +290,8 @@ impl<'a> Columns<'a> {
             to.opened_run.push(run);
             to.opened_task.push(task.task_no);
             to.opened_kind.push(task.kind);
-            to.opened_namespace.push(&task.namespace);
-            to.opened_queue.push(&task.queue);
+            to.opened_namespace.push(task.namespace.as_str());
+            to.opened_queue.push(task.queue.as_str());
             to.opened_type.push(&task.task_type);
             to.opened_priority.push(task.priority);
             to.opened_fairness_key.push(task.fairness_key.as_deref());
@@ -298,11 +300,13 @@ impl<'a> Columns<'a> {
             to.opened_needs.push(task.needs);
             to.opened_session.push(task.session.as_deref());
             to.opened_session_id.push(task.session_id.as_deref());
-            to.opened_preferred.push(task.preferred.as_deref());
+            to.opened_preferred
+                .push(task.preferred.as_ref().map(WorkerId::as_str));
             to.opened_preferred_until
                 .push(task.preferred_until.map(Timestamp::to_chrono));
             to.opened_visible.push(task.visible_at.to_chrono());
-            to.opened_owner.push(task.owner.as_deref());
+            to.opened_owner
+                .push(task.owner.as_ref().map(WorkerId::as_str));
             to.opened_lease_ms.push(task.lease_ms);
             to.opened_start_to_close_ms.push(task.start_to_close_ms);
             to.opened_heartbeat_ms.push(task.heartbeat_ms);

@@ -3,7 +3,7 @@
 use super::{packed, scratch};
 use crate::domain::decision::{Batch, Claim, Decision, HandOff, RunWrite, TaskEffect, TimerEffect};
 use crate::domain::event::Body;
-use crate::domain::ids::{RunId, TaskNo};
+use crate::domain::ids::{Namespace, RunId, TaskNo, TaskQueue, WorkerId, WorkflowId};
 use crate::domain::lease::Hold;
 use crate::domain::routing::TaskKind;
 use crate::domain::run::CloseReason;
@@ -18,20 +18,20 @@ use serde_json::value::RawValue;
 pub(super) struct FenceRow {
     pub task_no: i32,
     pub mode: i16,
-    pub owner: Option<String>,
+    pub owner: Option<WorkerId>,
     pub attempt: Option<i32>,
 }
 
 /// A workflow id to claim.
 pub(super) struct WorkflowRow {
-    pub namespace: String,
-    pub workflow_id: String,
+    pub namespace: Namespace,
+    pub workflow_id: WorkflowId,
 }
 
 /// A caller's key to claim.
 pub(super) struct RequestRow {
-    pub namespace: String,
-    pub workflow_id: String,
+    pub namespace: Namespace,
+    pub workflow_id: WorkflowId,
     pub kind: &'static str,
     pub request_id: String,
     pub command_no: i64,
@@ -43,18 +43,18 @@ pub(super) struct RequestRow {
 
 /// The header of a run that comes into being.
 pub(super) struct CreatedRow {
-    pub namespace: String,
-    pub workflow_id: String,
+    pub namespace: Namespace,
+    pub workflow_id: WorkflowId,
     pub run_number: i32,
-    pub workflow_type: String,
-    pub queue: String,
-    pub business_key: Option<String>,
-    pub build_id: Option<String>,
+    pub workflow_type: Arc<str>,
+    pub queue: TaskQueue,
+    pub business_key: Option<Arc<str>>,
+    pub build_id: Option<Arc<str>>,
     pub next_event_id: i64,
     pub status: i16,
     pub started_at: Timestamp,
-    pub memo: String,
-    pub search_attributes: String,
+    pub memo: Arc<RawValue>,
+    pub search_attributes: Arc<RawValue>,
 }
 
 /// The changed part of the header of a run that exists.
@@ -73,15 +73,15 @@ pub(super) struct ChangedRow {
 
 /// A workflow id that stands for another run from now on.
 pub(super) struct MovedRow {
-    pub namespace: String,
-    pub workflow_id: String,
+    pub namespace: Namespace,
+    pub workflow_id: WorkflowId,
     pub run_number: i32,
 }
 
 /// A workflow id that a run which comes into being takes for good.
 pub(super) struct MadeRow {
-    pub namespace: String,
-    pub workflow_id: String,
+    pub namespace: Namespace,
+    pub workflow_id: WorkflowId,
 }
 
 /// Bytes of text of a batch that is packed when its turn comes. Many may wait, and each would hold its payloads once
@@ -118,24 +118,24 @@ impl HistoryRow {
 pub(super) struct OpenedRow {
     pub task_no: i32,
     pub kind: i16,
-    pub namespace: String,
-    pub queue: String,
-    pub task_type: String,
+    pub namespace: Namespace,
+    pub queue: TaskQueue,
+    pub task_type: Arc<str>,
     pub priority: i16,
-    pub fairness_key: Option<String>,
+    pub fairness_key: Option<Arc<str>>,
     pub fairness_weight: i16,
-    pub build_id: Option<String>,
+    pub build_id: Option<Arc<str>>,
     pub needs: i64,
     pub session: Option<String>,
     pub session_id: Option<String>,
-    pub preferred: Option<String>,
+    pub preferred: Option<WorkerId>,
     pub preferred_until: Option<Timestamp>,
     pub visible_at: Timestamp,
-    pub owner: Option<String>,
+    pub owner: Option<WorkerId>,
     pub lease_ms: i64,
     pub start_to_close_ms: Option<i64>,
     pub heartbeat_ms: Option<i64>,
-    pub poll_request_id: Option<String>,
+    pub poll_request_id: Option<Arc<str>>,
     pub seen_event_id: Option<i64>,
     pub holder_knows: Option<i64>,
 }
@@ -143,8 +143,8 @@ pub(super) struct OpenedRow {
 impl OpenedRow {
     /// Its holder; what the holder sees of the run is for the caller to say.
     fn hand_to(&mut self, to: &HandOff) {
-        self.owner = Some(to.owner.to_string());
-        self.poll_request_id = to.poll_request_id.as_deref().map(str::to_owned);
+        self.owner = Some(to.owner.clone());
+        self.poll_request_id = to.poll_request_id.clone();
         self.holder_knows = Some(to.knows);
     }
 }
@@ -229,20 +229,20 @@ impl Item {
                 FenceRow {
                     task_no: int(fence.no),
                     mode,
-                    owner: holder.map(|(owner, _)| owner.to_string()),
+                    owner: holder.map(|(owner, _)| owner.clone()),
                     attempt: holder.map(|(_, attempt)| int(*attempt)),
                 }
             })
             .collect();
         let begun = &decision.write.next.begun;
         let workflow = matches!(decision.claim, Some(Claim::Workflow)).then(|| WorkflowRow {
-            namespace: begun.namespace.to_string(),
-            workflow_id: begun.workflow_id.to_string(),
+            namespace: begun.namespace.clone(),
+            workflow_id: begun.workflow_id.clone(),
         });
         let request = match &decision.claim {
             Some(Claim::Request(key)) => Some(RequestRow {
-                namespace: key.namespace.to_string(),
-                workflow_id: key.workflow_id.to_string(),
+                namespace: key.namespace.clone(),
+                workflow_id: key.workflow_id.clone(),
                 kind: key.kind,
                 request_id: key.request_id.to_string(),
                 command_no: long(key.command),
@@ -396,18 +396,18 @@ fn run_rows(write: &mut RunWrite, claims_workflow: bool) -> serde_json::Result<R
     let begun = &next.begun;
     let header = if write.base == 0 {
         HeaderRow::Created(CreatedRow {
-            namespace: begun.namespace.to_string(),
-            workflow_id: begun.workflow_id.to_string(),
+            namespace: begun.namespace.clone(),
+            workflow_id: begun.workflow_id.clone(),
             run_number: int(begun.run_number),
-            workflow_type: begun.workflow_type.to_string(),
-            queue: begun.queue.to_string(),
-            business_key: begun.business_key.as_deref().map(str::to_owned),
-            build_id: begun.build_id.as_deref().map(str::to_owned),
+            workflow_type: begun.workflow_type.clone(),
+            queue: begun.queue.clone(),
+            business_key: begun.business_key.clone(),
+            build_id: begun.build_id.clone(),
             next_event_id: long(next.next_event),
             status: next.status().number(),
             started_at: begun.started_at,
-            memo: begun.memo.get().to_owned(),
-            search_attributes: begun.search_attributes.get().to_owned(),
+            memo: begun.memo.clone(),
+            search_attributes: begun.search_attributes.clone(),
         })
     } else {
         HeaderRow::Changed(ChangedRow {
@@ -424,14 +424,14 @@ fn run_rows(write: &mut RunWrite, claims_workflow: bool) -> serde_json::Result<R
     };
     // A successor takes the workflow id over from the run that made it.
     let moved = (write.base == 0 && begun.run_number > 1).then(|| MovedRow {
-        namespace: begun.namespace.to_string(),
-        workflow_id: begun.workflow_id.to_string(),
+        namespace: begun.namespace.clone(),
+        workflow_id: begun.workflow_id.clone(),
         run_number: int(begun.run_number),
     });
     let first = write.base == 0 && begun.run_number == 1;
     let made = (first && !claims_workflow).then(|| MadeRow {
-        namespace: begun.namespace.to_string(),
-        workflow_id: begun.workflow_id.to_string(),
+        namespace: begun.namespace.clone(),
+        workflow_id: begun.workflow_id.clone(),
     });
     debug_assert!(
         next.close.as_ref().is_none_or(
@@ -466,14 +466,14 @@ fn run_rows(write: &mut RunWrite, claims_workflow: bool) -> serde_json::Result<R
                 let mut row = OpenedRow {
                     task_no: int(*no),
                     kind: task.routing.kind.number(),
-                    namespace: task.routing.namespace.to_string(),
-                    queue: task.routing.queue.to_string(),
-                    task_type: task.routing.task_type.to_string(),
+                    namespace: task.routing.namespace.clone(),
+                    queue: task.routing.queue.clone(),
+                    task_type: task.routing.task_type.clone(),
                     priority: task.routing.priority.into(),
-                    fairness_key: task.routing.fairness_key.as_deref().map(str::to_owned),
+                    fairness_key: task.routing.fairness_key.clone(),
                     fairness_weight: i16::try_from(task.routing.fairness_weight)
                         .unwrap_or(i16::MAX),
-                    build_id: task.routing.build_id.as_deref().map(str::to_owned),
+                    build_id: task.routing.build_id.clone(),
                     needs: task.routing.needs,
                     session: match &task.routing.session {
                         Some(session) => Some(serde_json::to_string(&**session)?),
@@ -488,7 +488,7 @@ fn run_rows(write: &mut RunWrite, claims_workflow: bool) -> serde_json::Result<R
                         .routing
                         .preferred
                         .as_ref()
-                        .map(|preferred| preferred.worker.to_string()),
+                        .map(|preferred| preferred.worker.clone()),
                     preferred_until: task.routing.preferred.as_ref().map(|kept| kept.until),
                     visible_at: task.available_at,
                     owner: None,

@@ -59,6 +59,7 @@ const LAYERS: &[Layer] = &[
             "futures_util",
             "metrics",
             "metrics_exporter_prometheus",
+            "rapidhash",
             "serde_path_to_error",
             "sha2",
             "tokio::task",

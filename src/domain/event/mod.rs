@@ -27,7 +27,7 @@ use std::sync::Arc;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::ids::{Namespace, Part, RunId, TaskId, part_id};
+use super::ids::{IdText, Namespace, Part, RunId, TaskId, number_text, part_text};
 use super::time::Timestamp;
 
 /// JSON that is stored and given back without being looked into.
@@ -154,21 +154,20 @@ impl Event {
         out.reserve(HEAD);
         let time = self.recorded_at.text();
         // A cancellation keeps its id over runs, and readers compare both places.
-        let command: Option<Cow<'_, str>> = match &self.body {
-            Body::CooperativeCancellationRequested(body) => {
-                Some(Cow::from(&*body.workflow_command_id))
-            }
-            Body::CooperativeCancellationDelivered(body) => {
-                Some(Cow::from(&*body.workflow_command_id))
-            }
-            _ => self.command.map(|n| part_id(run, Part::Command, n).into()),
+        let own = self.command.map(|n| part_text(run, Part::Command, n));
+        let command = match &self.body {
+            Body::CooperativeCancellationRequested(body) => Some(&*body.workflow_command_id),
+            Body::CooperativeCancellationDelivered(body) => Some(&*body.workflow_command_id),
+            _ => own.as_ref().map(IdText::as_str),
         };
-        let task = self.task.map(|task| task.to_string());
+        let task = self.task.map(TaskId::text);
         for piece in [
             br#"{"id":""#.as_slice(),
-            part_id(run, Part::Event, self.sequence).as_bytes(),
+            part_text(run, Part::Event, self.sequence)
+                .as_str()
+                .as_bytes(),
             br#"","sequence":"#,
-            self.sequence.to_string().as_bytes(),
+            number_text(self.sequence).as_str().as_bytes(),
             br#","event_type":""#,
             self.body.event_type().as_bytes(),
             br#"","namespace":""#,
@@ -181,9 +180,9 @@ impl Event {
         ] {
             out.extend_from_slice(piece);
         }
-        write_id(task.as_deref(), out);
+        write_id(task.as_ref().map(IdText::as_str), out);
         out.extend_from_slice(br#","workflow_command_id":"#);
-        write_id(command.as_deref(), out);
+        write_id(command, out);
         out.extend_from_slice(br#","principal":null,"payload":"#);
     }
 

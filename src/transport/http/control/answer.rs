@@ -16,16 +16,14 @@ use super::super::body::{ACCEPTED, BadBody, MAX_DEPTH};
 use super::super::headers;
 use super::super::identify::NotAdmitted;
 use super::super::problems::Problems;
-use super::operation::Operation;
-
-/// Bytes that most answers have room in.
-const USUAL_BYTES: usize = 1_024;
+use super::operation::{Object, Operation};
 
 /// An answer: a status, fields, and fields that are raw JSON already.
 #[derive(Debug)]
 pub struct Answer {
     status: StatusCode,
     fields: Map<String, Value>,
+    written: Option<Box<Object>>,
     raw: Vec<(&'static str, String)>,
     retry_after: Option<u64>,
     allow: Option<String>,
@@ -42,6 +40,7 @@ impl Answer {
         Self {
             status,
             fields,
+            written: None,
             raw: Vec::new(),
             retry_after: None,
             allow: None,
@@ -54,6 +53,14 @@ impl Answer {
         Self::new(StatusCode::OK, fields)
     }
 
+    /// An answer whose fields were written out already: for what every workflow passes.
+    pub fn written(status: StatusCode, fields: Object) -> Self {
+        Self {
+            written: Some(Box::new(fields)),
+            ..Self::new(status, Value::Object(Map::new()))
+        }
+    }
+
     /// A refusal: a status, a reason and a sentence.
     pub fn refuse(status: StatusCode, reason: Reason, sentence: impl Into<String>) -> Self {
         Self::new(
@@ -62,7 +69,7 @@ impl Answer {
         )
     }
 
-    /// Adds a field.
+    /// Adds a field, which must not be one that was written out.
     pub fn with(mut self, key: &str, value: impl Into<Value>) -> Self {
         self.fields.insert(key.to_owned(), value.into());
         self
@@ -95,10 +102,12 @@ impl Answer {
 
     /// The answer that a request gets.
     pub fn into_response(mut self, request: &HttpRequest) -> HttpResponse {
+        let written = self.written.take().map(|written| *written);
+        let written = written.unwrap_or_default();
         if !self.bare
             && let Some(operation) = Operation::of(request)
         {
-            let object = operation.object(&self.fields);
+            let object = operation.object(&self.fields, &written);
             self.raw.push(("control_plane", object));
         }
         let mut response = HttpResponse::build(self.status);
@@ -111,9 +120,23 @@ impl Answer {
         if let Some(allow) = self.allow {
             response.insert_header((ALLOW, allow));
         }
-        // A map of values with text for keys always serializes.
-        let mut body = Vec::with_capacity(USUAL_BYTES);
-        let _ = serde_json::to_writer(&mut body, &self.fields);
+        let mut body = written.open();
+        body.reserve(
+            self.raw
+                .iter()
+                .map(|(key, json)| key.len() + json.len() + 8)
+                .sum(),
+        );
+        if body.is_empty() || !self.fields.is_empty() {
+            let more = body.len();
+            // A map of values with text for keys always serializes.
+            let _ = serde_json::to_writer(&mut body, &self.fields);
+            if more > 0 {
+                body[more] = b',';
+            }
+        } else {
+            body.push(b'}');
+        }
         for (key, json) in self.raw {
             body.pop();
             if body.len() > 1 {

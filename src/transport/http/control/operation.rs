@@ -69,28 +69,65 @@ pub struct Operation {
     subject: Option<(&'static str, String)>,
 }
 
+/// Bytes that most objects have room in.
+const USUAL_BYTES: usize = 1_024;
+
 /// An object that is written field by field. Keys are names of fields, which need no escaping.
-struct Object(Vec<u8>);
+#[derive(Debug, Default)]
+pub struct Object {
+    json: Vec<u8>,
+    /// Where the value of each field begins and ends.
+    fields: Vec<(&'static str, usize, usize)>,
+}
 
 impl Object {
-    fn new() -> Self {
-        Self(Vec::with_capacity(1_024))
+    /// No field yet.
+    pub fn new() -> Self {
+        Self {
+            json: Vec::with_capacity(USUAL_BYTES),
+            fields: Vec::new(),
+        }
     }
 
-    fn field<T: Serialize + ?Sized>(&mut self, key: &str, value: &T) {
-        let before = if self.0.is_empty() { "{" } else { "," };
+    /// Adds a field, which [`Operation::object`] may repeat.
+    pub fn with<T: Serialize + ?Sized>(mut self, key: &'static str, value: &T) -> Self {
+        let begin = self.field(key, value);
+        self.fields.push((key, begin, self.json.len()));
+        self
+    }
+
+    /// The object without its closing brace; nothing when it has no field.
+    pub fn open(self) -> Vec<u8> {
+        self.json
+    }
+
+    fn key(&mut self, key: &str) {
+        let before = if self.json.is_empty() { "{" } else { "," };
         for part in [before, "\"", key, "\":"] {
-            self.0.extend_from_slice(part.as_bytes());
+            self.json.extend_from_slice(part.as_bytes());
         }
+    }
+
+    /// Adds a field and says where its value begins.
+    fn field<T: Serialize + ?Sized>(&mut self, key: &str, value: &T) -> usize {
+        self.key(key);
+        let begin = self.json.len();
         // Values with text for keys always serialize.
-        if serde_json::to_writer(&mut self.0, value).is_err() {
-            self.0.extend_from_slice(b"null");
+        if serde_json::to_writer(&mut self.json, value).is_err() {
+            self.json.truncate(begin);
+            self.json.extend_from_slice(b"null");
         }
+        begin
+    }
+
+    fn raw(&mut self, key: &str, value: &[u8]) {
+        self.key(key);
+        self.json.extend_from_slice(value);
     }
 
     fn end(mut self) -> String {
-        self.0.push(b'}');
-        String::from_utf8(self.0).unwrap_or_default()
+        self.json.push(b'}');
+        String::from_utf8(self.json).unwrap_or_default()
     }
 }
 
@@ -185,10 +222,16 @@ impl Operation {
         })
     }
 
-    /// The object as JSON, for an answer with these fields.
-    pub fn object(&self, body: &Map<String, Value>) -> String {
+    /// The object as JSON, for an answer with these fields, some of which were written out already.
+    pub fn object(&self, body: &Map<String, Value>, written: &Object) -> String {
         let mut object = Object::new();
-        let mut has = Vec::with_capacity(body.len() + 4);
+        let mut has = Vec::with_capacity(body.len() + written.fields.len() + 4);
+        for (key, begin, end) in &written.fields {
+            if PROJECTED.contains(key) || *key == "workflow_id" {
+                object.raw(key, written.json.get(*begin..*end).unwrap_or(b"null"));
+                has.push(*key);
+            }
+        }
         for (key, value) in body {
             if PROJECTED.contains(&key.as_str()) {
                 object.field(key, value);
@@ -314,7 +357,9 @@ mod tests {
         assert_eq!(name(Method::GET, "/api/workflowsx"), None);
         let signal = operation(Method::POST, "/api/workflows/a%2Fb/signal/go%20on");
         let object: Value = signal
-            .and_then(|signal| serde_json::from_str(&signal.object(&Map::new())).ok())
+            .and_then(|signal| {
+                serde_json::from_str(&signal.object(&Map::new(), &Object::default())).ok()
+            })
             .unwrap_or_default();
         assert_eq!(object["operation_name"], "go on");
         assert_eq!(object["workflow_id"], "a/b");

@@ -20,6 +20,7 @@ use super::super::fields::Int;
 use super::super::problems::Problems;
 use super::answer::{Answer, Control};
 use super::call::{Call, OperatorOrAdmin};
+use super::operation::Object;
 
 /// Longest workflow id.
 pub const MAX_WORKFLOW_ID: usize = 128;
@@ -107,26 +108,21 @@ async fn start(
         Arc::clone(&request.workflow_type),
     );
     match call.api.engine.start_workflow(request, use_existing).await {
-        Ok(started) if started.new => Ok(Answer::new(
-            StatusCode::CREATED,
-            body(&started.state, "started_new", "accepted", None),
-        )),
-        Ok(started) => Ok(Answer::ok(body(
-            &started.state,
-            "returned_existing_active",
-            "accepted",
-            None,
-        ))),
+        Ok(started) => {
+            let (status, outcome) = if started.new {
+                (StatusCode::CREATED, "started_new")
+            } else {
+                (StatusCode::OK, "returned_existing_active")
+            };
+            Ok(told(status, &started.state, outcome, None))
+        }
         Err(StartError::Duplicate(state)) => {
-            let reason = Reason::InstanceAlreadyStarted;
-            Err(Answer::new(
-                StatusCode::CONFLICT,
-                body(&state, "rejected_duplicate", "rejected", Some(reason)),
-            )
-            .with(
-                "message",
+            let refused = Refused(
+                Reason::InstanceAlreadyStarted,
                 "A workflow with this id has been started before.",
-            ))
+            );
+            let status = StatusCode::CONFLICT;
+            Err(told(status, &state, "rejected_duplicate", Some(refused)))
         }
         Err(StartError::OtherType(_)) => Err(Answer::from(Problems::of(
             "workflow_type",
@@ -182,25 +178,37 @@ fn not_routed(
         .with("drain_intent", "draining")
 }
 
-fn body(state: &RunState, outcome: &str, command_status: &str, reason: Option<Reason>) -> Value {
+/// A run that was started, found or in the way: the status, the outcome, and whether the start was accepted.
+fn told(status: StatusCode, state: &RunState, outcome: &str, refused: Option<Refused>) -> Answer {
     let begun = &state.begun;
-    json!({
-        "workflow_id": begun.workflow_id.as_str(),
-        "run_id": state.id,
-        "workflow_type": begun.workflow_type,
-        "namespace": begun.namespace.as_str(),
-        "task_queue": begun.queue.as_str(),
-        "status": state.status().as_str(),
-        "business_key": begun.business_key,
-        "payload_codec": "avro",
-        "outcome": outcome,
-        "command_status": command_status,
-        "command_source": "control_plane",
-        "reason": reason,
-        "rejection_reason": reason,
-        "message": null,
-    })
+    let (reason, message) = refused
+        .map(|Refused(reason, message)| (reason, message))
+        .unzip();
+    let accepted = if reason.is_none() {
+        "accepted"
+    } else {
+        "rejected"
+    };
+    let fields = Object::new()
+        .with("workflow_id", &begun.workflow_id)
+        .with("run_id", &state.id)
+        .with("workflow_type", &begun.workflow_type)
+        .with("namespace", &begun.namespace)
+        .with("task_queue", &begun.queue)
+        .with("status", state.status().as_str())
+        .with("business_key", &begun.business_key)
+        .with("payload_codec", "avro")
+        .with("outcome", outcome)
+        .with("command_status", accepted)
+        .with("command_source", "control_plane")
+        .with("reason", &reason)
+        .with("rejection_reason", &reason)
+        .with("message", &message);
+    Answer::written(status, fields)
 }
+
+/// Why a start was refused, and a sentence that says so.
+struct Refused(Reason, &'static str);
 
 fn read(
     call: &Call<OperatorOrAdmin, StartWorkflowRequest>,

@@ -115,7 +115,7 @@ impl Fields {
     }
 
     /// The parts of a body that begins with the head of the envelope.
-    fn behind(self, head: Bytes) -> Vec<Bytes> {
+    fn behind(self, head: Bytes) -> Parts {
         let Self {
             mut first,
             more,
@@ -123,15 +123,14 @@ impl Fields {
         } = self;
         if more.is_empty() {
             let rest = EnvelopeBytes::rest(first).unwrap_or_default();
-            return vec![head, rest.into()];
+            return Parts::new(head, rest.into());
         }
         if let Some(open) = first.first_mut() {
             *open = b',';
         }
-        let mut parts = Vec::with_capacity(more.len() + 3);
-        parts.extend([head, first.into()]);
-        parts.extend(more);
-        parts.push(last.into());
+        let mut parts = Parts::new(head, first.into());
+        parts.more = more.into();
+        parts.more.push_back(last.into());
         parts
     }
 }
@@ -356,7 +355,8 @@ impl Responder for Native {
                         }
                         None => body,
                     };
-                    return response.body(Carrier::new(vec![body.into()], grant));
+                    return response
+                        .body(Carrier::new(Parts::new(body.into(), Bytes::new()), grant));
                 }
                 let parts = fields.behind(api.envelope_head.clone());
                 response.body(Carrier::new(parts, grant))
@@ -376,20 +376,53 @@ fn envelope(api: &Api, fields: &[u8]) -> Vec<u8> {
     api.envelope.wrap(fields).unwrap_or_default()
 }
 
+/// Parts of a body; most have no more than two.
+struct Parts {
+    first: Bytes,
+    second: Bytes,
+    more: VecDeque<Bytes>,
+}
+
+impl Parts {
+    fn new(first: Bytes, second: Bytes) -> Self {
+        Self {
+            first,
+            second,
+            more: VecDeque::new(),
+        }
+    }
+
+    fn size(&self) -> u64 {
+        let parts = [&self.first, &self.second].into_iter().chain(&self.more);
+        parts.map(|part| part.len() as u64).sum()
+    }
+
+    /// The next piece; none when all were taken.
+    fn next(&mut self) -> Option<Bytes> {
+        while self.more.front().is_some_and(Bytes::is_empty) {
+            self.more.pop_front();
+        }
+        let parts = [&mut self.first, &mut self.second].into_iter();
+        let mut parts = parts.chain(self.more.front_mut());
+        let part = parts.find(|part| !part.is_empty())?;
+        Some(part.split_to(part.len().min(PIECE)))
+    }
+}
+
 /// A body in parts, which may carry a task: once all of it was written the worker holds the lease;
 /// dropped before that, the lease is given back.
 struct Carrier {
     size: u64,
-    parts: VecDeque<Bytes>,
+    parts: Parts,
     written: bool,
     grant: Option<Box<Grant>>,
 }
 
 impl Carrier {
-    fn new(parts: Vec<Bytes>, grant: Option<Box<Grant>>) -> Self {
+    fn new(parts: Parts, grant: Option<Box<Grant>>) -> Self {
         Self {
-            size: parts.iter().map(|part| part.len() as u64).sum(),
-            parts: parts.into(),
+            size: parts.size(),
+            parts,
             written: false,
             grant,
         }
@@ -407,13 +440,8 @@ impl MessageBody for Carrier {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Bytes, Self::Error>>> {
-        if let Some(part) = self.parts.front_mut()
-            && part.len() > PIECE
-        {
-            return Poll::Ready(Some(Ok(part.split_to(PIECE))));
-        }
-        if let Some(part) = self.parts.pop_front() {
-            return Poll::Ready(Some(Ok(part)));
+        if let Some(piece) = self.parts.next() {
+            return Poll::Ready(Some(Ok(piece)));
         }
         if self.grant.is_some() && !self.written {
             // The connection now writes what it has. It comes back only if that went well and the
@@ -451,12 +479,13 @@ mod tests {
             fields.push("}");
             let object = json!({"a": "x".repeat(size), "b": "x".repeat(size), "c": 1}).to_string();
             let mut parts = fields.behind("{".into());
-            let shared = parts
-                .iter()
+            let shared = [&parts.first, &parts.second]
+                .into_iter()
+                .chain(&parts.more)
                 .filter(|part| part.as_ptr() == text.as_ptr())
                 .count();
             assert_eq!(shared, if size < SHARED { 0 } else { 2 }, "{size} bytes");
-            parts[0] = Bytes::new();
+            parts.first = Bytes::new();
             let mut carrier = Box::pin(Carrier::new(parts, None));
             let announced = carrier.size();
             let mut context = Context::from_waker(std::task::Waker::noop());
@@ -477,7 +506,10 @@ mod tests {
             let (releases, mut given_back) = Releases::new();
             let lease = GrantedLease::of_task(1, 1);
             let grant = Box::new(Grant::new(lease, releases));
-            let mut carrier = Box::pin(Carrier::new(vec!["{}".into()], Some(grant)));
+            let mut carrier = Box::pin(Carrier::new(
+                Parts::new("{}".into(), Bytes::new()),
+                Some(grant),
+            ));
             let mut context = Context::from_waker(std::task::Waker::noop());
             assert_eq!(carrier.size(), BodySize::Sized(2));
             let mut ended = false;

@@ -1,6 +1,7 @@
 //! A request of the worker plane, checked in the order of the contract before any handler sees it:
 //! body, credential, role, protocol version, namespace, fields.
 
+use std::borrow::Cow;
 use std::future::Future;
 use std::pin::Pin;
 
@@ -52,7 +53,7 @@ impl Allowed for Reporter {
     const ROLES: &'static [Role] = WorkerOnly::ROLES;
     type Digest = Digest;
     fn digest(body: &[u8]) -> Digest {
-        body::digest(body)
+        body::report_digest(body)
     }
 }
 
@@ -139,8 +140,8 @@ pub(super) async fn preamble(
         .map(|value| value.to_str().unwrap_or("\u{fffd}"));
     let header = match (header, versions.next()) {
         // Two versions are no version.
-        (Some(first), Some(_)) => Some(format!("{first}, …")),
-        (first, _) => first.map(str::to_owned),
+        (Some(first), Some(_)) => Some(Cow::from(format!("{first}, …"))),
+        (first, _) => first.map(Cow::from),
     };
     let version = Negotiated::new(&api.advertised, header.as_deref())?;
     let missing = |name: Value| {

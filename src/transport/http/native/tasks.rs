@@ -5,7 +5,7 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-use crate::domain::ids::{Part, TaskId, part_id};
+use crate::domain::ids::{Part, RunId, TaskId, part_id};
 use crate::domain::retry::Policy;
 use crate::domain::run::{Resume, RunState};
 use crate::domain::time::Timestamp;
@@ -119,7 +119,7 @@ struct WorkflowTask<'a> {
     task_type: &'static str,
     task_id: TaskId,
     workflow_id: &'a str,
-    run_id: String,
+    run_id: RunId,
     workflow_type: &'a str,
     workflow_task_attempt: u32,
     lease_owner: &'a str,
@@ -301,7 +301,7 @@ pub fn workflow_claim(
         task_type: "workflow",
         task_id: view.lease.task,
         workflow_id: begun.workflow_id.as_str(),
-        run_id: state.id.to_string(),
+        run_id: state.id,
         workflow_type: &begun.workflow_type,
         workflow_task_attempt: view.lease.attempt,
         lease_owner: view.lease.owner.as_str(),
@@ -343,11 +343,11 @@ pub fn activity_claim(view: &ActivityTaskView) -> Result<Fields, Failure> {
         task_type: &'static str,
         task_kind: &'static str,
         workflow_id: &'a str,
-        run_id: String,
+        run_id: RunId,
         namespace: &'a str,
-        activity_execution_id: String,
+        activity_execution_id: &'a str,
         activity_attempt_id: String,
-        idempotency_key: String,
+        idempotency_key: &'a str,
         attempt_number: u32,
         attempt: u32,
         activity_type: &'a str,
@@ -381,11 +381,11 @@ pub fn activity_claim(view: &ActivityTaskView) -> Result<Fields, Failure> {
         task_type: "activity",
         task_kind: "activity",
         workflow_id: state.begun.workflow_id.as_str(),
-        run_id: state.id.to_string(),
+        run_id: state.id,
         namespace: state.begun.namespace.as_str(),
-        activity_execution_id: execution_id.clone(),
+        activity_execution_id: &execution_id,
         activity_attempt_id: view.attempt_id().to_string(),
-        idempotency_key: execution_id,
+        idempotency_key: &execution_id,
         attempt_number: lease.attempt,
         attempt: lease.attempt,
         activity_type: &activity.activity_type,
