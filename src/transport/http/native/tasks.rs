@@ -1,5 +1,7 @@
 //! Tasks on the wire: what a claimed workflow or activity task looks like, and polls without one.
 
+use std::sync::LazyLock;
+
 use actix_web::web::Bytes;
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -39,7 +41,7 @@ pub struct ShownHistory {
     history_events_encoding: Option<&'static str>,
     next_history_page_token: Option<String>,
     last_history_sequence: u64,
-    #[serde(flatten)]
+    #[serde(skip)]
     size: HistorySize,
 }
 
@@ -63,14 +65,19 @@ impl ShownHistory {
         }
     }
 
-    /// Appends the events as the two fields that they stand in, no events when they are compressed. The
-    /// stored bytes go to the worker as they are.
-    pub fn push_events(&self, fields: &mut Fields) {
+    /// Appends all of it to an object that is open and has fields. The events stand in two of them, no events when
+    /// they are compressed, and the stored bytes go to the worker as they are.
+    ///
+    /// # Errors
+    /// They cannot be written as JSON, which is a defect.
+    pub fn push_to(&self, fields: &mut Fields) -> Result<(), Failure> {
         for list in [r#","history_events":["#, r#"],"history":["#] {
             fields.push(list);
             fields.share(&self.events);
         }
         fields.push("]");
+        fields.fields(b',', self)?;
+        fields.fields(b',', &self.size)
     }
 }
 
@@ -129,11 +136,9 @@ struct WorkflowTask<'a> {
     run_status: &'static str,
 }
 
-/// A workflow task from its history on.
+/// A workflow task from its history to why it exists.
 #[derive(Serialize)]
 struct WorkflowTaskEnd<'a> {
-    #[serde(flatten)]
-    history: &'a ShownHistory,
     namespace: &'a str,
     task_queue: &'a str,
     connection: Option<&'a str>,
@@ -142,8 +147,6 @@ struct WorkflowTaskEnd<'a> {
     sticky_replay_mode: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     cancellation_request: Option<Value>,
-    #[serde(flatten)]
-    resume: ResumeContext,
 }
 
 /// Why the task exists; every key is always there.
@@ -172,10 +175,31 @@ struct ResumeContext {
     condition_definition_fingerprint: Option<String>,
 }
 
-fn resume_context(state: &RunState, resume: &Resume) -> ResumeContext {
+impl ResumeContext {
+    /// Appends it to an object that is open and has fields.
+    fn push_to(resume: Option<&Self>, fields: &mut Fields) -> Result<(), Failure> {
+        /// Of a task that nothing in particular caused, as text.
+        static NONE: LazyLock<String> = LazyLock::new(|| {
+            let none = serde_json::to_string(&ResumeContext::default()).unwrap_or_default();
+            let fields = none
+                .strip_prefix('{')
+                .and_then(|none| none.strip_suffix('}'));
+            format!(",{}", fields.unwrap_or_default())
+        });
+        match resume {
+            Some(resume) => fields.fields(b',', resume),
+            None => {
+                fields.push(&NONE);
+                Ok(())
+            }
+        }
+    }
+}
+
+fn resume_context(state: &RunState, resume: &Resume) -> Option<ResumeContext> {
     let run = state.id;
-    match resume {
-        Resume::Start | Resume::Unseen => ResumeContext::default(),
+    Some(match resume {
+        Resume::Start | Resume::Unseen => return None,
         Resume::Activity {
             no,
             step,
@@ -271,7 +295,7 @@ fn resume_context(state: &RunState, resume: &Resume) -> ResumeContext {
                 ..ResumeContext::default()
             }
         }
-    }
+    })
 }
 
 /// The fields of a poll that got a workflow task.
@@ -286,11 +310,8 @@ pub fn workflow_claim(
     let state = &view.state;
     let begun = &state.begun;
     let history = ShownHistory::new(state, view.page, view.seen, encoding);
-    let resume = state
-        .workflow_task
-        .as_ref()
-        .map(|task| resume_context(state, &task.resume))
-        .unwrap_or_default();
+    let task = state.workflow_task.as_ref();
+    let resume = task.and_then(|task| resume_context(state, &task.resume));
     let status = if state.progressed {
         "running"
     } else {
@@ -311,21 +332,20 @@ pub fn workflow_claim(
         run_status: status,
     };
     let end = WorkflowTaskEnd {
-        history: &history,
         namespace: begun.namespace.as_str(),
         task_queue: begun.queue.as_str(),
         connection: None,
         compatibility: begun.build_id.as_deref(),
         sticky_replay_mode: sticky.then(|| view.replay_mode.as_str()),
         cancellation_request: state.cancellation.as_deref().map(request_object),
-        resume,
     };
     let copied = begun.input.blob().len() + 2 * Fields::copied(&history.events);
     let mut fields = Fields::with_capacity(CLAIM_ROOM + copied);
     fields.push(r#"{"task":"#);
     fields.fields(b'{', &task)?;
-    history.push_events(&mut fields);
+    history.push_to(&mut fields)?;
     fields.fields(b',', &end)?;
+    ResumeContext::push_to(resume.as_ref(), &mut fields)?;
     fields.push("}");
     fields.fields(b',', &ClaimEnd::of(&view.lease))?;
     fields.push("}");

@@ -131,17 +131,14 @@ async fn history_page(
     struct HistoryPage<'a> {
         task_id: &'a str,
         workflow_task_attempt: u32,
-        #[serde(flatten)]
-        history: tasks::ShownHistory,
     }
     let shown = HistoryPage {
         task_id: task,
         workflow_task_attempt: attempt,
-        history: tasks::ShownHistory::new(&state, page, seen, encoding),
     };
     let mut fields = Fields::default();
     fields.fields(b'{', &shown)?;
-    shown.history.push_events(&mut fields);
+    tasks::ShownHistory::new(&state, page, seen, encoding).push_to(&mut fields)?;
     fields.push("}");
     Ok(Answer::raw(fields))
 }
