@@ -86,6 +86,15 @@ impl Offer<'_> {
     }
 }
 
+/// What stands for the manifest of a feature that is not offered: every worker answer carries it, and what the
+/// manifest would say is of no use then.
+fn not_offered(floor_key: &str, feature: Feature) -> Value {
+    json!({"supported": false, floor_key: feature.floor()})
+}
+
+/// Key of the first version of a feature in the manifests of 1.16 and later.
+const FLOOR: &str = "minimum_worker_protocol_version";
+
 /// Builds the capability object (worker protocol, server capabilities).
 ///
 /// Every switch is present with a real boolean, since some SDK calls answer a missing one with a

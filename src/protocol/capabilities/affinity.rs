@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Offer, object};
+use super::{FLOOR, Offer, not_offered, object};
 use crate::protocol::feature::Feature;
 
 pub(super) fn capabilities(offer: Offer<'_>) -> Map<String, Value> {
@@ -188,9 +188,12 @@ fn worker_sessions(offer: Offer<'_>) -> Value {
 
 /// Preference of a run for the worker that has it in memory.
 fn sticky_execution(offer: Offer<'_>) -> Value {
+    if !offer.on(Feature::StickyExecution) {
+        return not_offered(FLOOR, Feature::StickyExecution);
+    }
     json!({
         "feature": "sticky_execution",
-        "supported": offer.on(Feature::StickyExecution),
+        "supported": true,
         "worker_capability": Feature::StickyExecution.worker_capability(),
         "minimum_worker_protocol_version": Feature::StickyExecution.floor(),
         "cache_owner": "worker_process",

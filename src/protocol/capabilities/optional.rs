@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Offer, object};
+use super::{FLOOR, Offer, not_offered, object};
 use crate::protocol::feature::Feature;
 use crate::protocol::support::Supported;
 use crate::protocol::version::Advertised;
@@ -34,15 +34,6 @@ pub(super) fn capabilities(offer: Offer<'_>) -> Map<String, Value> {
         "observability_context": observability_context(offer),
     }))
 }
-
-/// What stands for the manifest of a feature that is not offered: every worker answer carries it, and what the
-/// manifest would say is of no use then.
-fn not_offered(floor_key: &str, feature: Feature) -> Value {
-    json!({"supported": false, floor_key: feature.floor()})
-}
-
-/// Key of the first version of a feature in the manifests of 1.16 and later.
-const FLOOR: &str = "minimum_worker_protocol_version";
 
 fn memo_updates(offer: Offer<'_>) -> Value {
     if !offer.on(Feature::MemoUpserts) {
