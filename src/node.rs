@@ -55,11 +55,12 @@ impl Node {
             },
         );
         let server_id = server_id(&settings);
+        // Before the engine, which takes handles of its counters as it starts.
+        let metrics = metrics::start();
         let engine = Engine::start(store.clone(), engine_settings(&settings, &server_id))
             .await
             .map_err(|fault| format!("the database cannot be used: {fault}"))?;
         let (stop_maintenance, shutdown) = watch::channel(false);
-        let metrics = metrics::start();
         let collected = metrics.clone();
         let add_up = move || metrics::add_up(&collected);
         let maintenance = maintenance::start(&engine, add_up, &shutdown);

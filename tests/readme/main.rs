@@ -207,6 +207,19 @@ async fn the_transcript_does_what_it_says() {
         };
         assert_eq!(plain(&printed), plain(prints), "{}", ran.join("\n"));
     }
+    // Here, in a process of its own, a counter whose handle was taken before anybody collected would be missing.
+    let counted = shell.run(&format!("curl -s http://{}/metrics", server.address));
+    let value = |counter: &str| {
+        let line = counted.iter().find_map(|line| line.strip_prefix(counter));
+        let value = line.unwrap_or_else(|| panic!("{counter} is not among {counted:#?}"));
+        value.trim().parse::<u64>().expect("a number")
+    };
+    assert!(value(r#"dw_commits_total{outcome="committed"}"#) > 0);
+    let tasks = |counter: &str| {
+        let of = |kind| value(&format!(r#"{counter}{{kind="{kind}"}}"#));
+        of("workflow") + of("activity")
+    };
+    assert!(tasks("dw_handoffs_total") + tasks("dw_claims_total") > 0);
 }
 
 #[test]
