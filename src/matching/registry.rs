@@ -54,9 +54,9 @@ impl Queue {
     }
 
     /// Whether polls of a profile may be given a task that has only now become ready: in a queue where
-    /// order counts, and for one that nobody waited for at first, not while older ones may wait.
-    fn hands_over(&self, profile: &Profile, again: bool) -> bool {
-        let is_plain = self.ordered == Some(false) && !again;
+    /// order counts, and for one that must keep its turn, not while older ones may wait.
+    fn hands_over(&self, profile: &Profile, in_turn: bool) -> bool {
+        let is_plain = self.ordered == Some(false) && !in_turn;
         is_plain || !self.claiming && self.empty_for.contains(profile)
     }
 
@@ -247,7 +247,7 @@ impl Inner {
     }
 
     /// A poll of the worker that the task is best given to.
-    fn preferred(&self, key: &QueueKey, routing: &Routing, again: bool) -> Option<Arc<Parked>> {
+    fn preferred(&self, key: &QueueKey, routing: &Routing, in_turn: bool) -> Option<Arc<Parked>> {
         let worker = WorkerKey {
             namespace: key.namespace.clone(),
             worker: routing.preferred.as_ref()?.worker.clone(),
@@ -257,7 +257,7 @@ impl Inner {
         let waits = |parked: &&Arc<Parked>| {
             parked.keys.contains(key)
                 && parked.profile.may_take(routing)
-                && queue.hands_over(&parked.profile, again)
+                && queue.hands_over(&parked.profile, in_turn)
                 && matches!(*parked.slot(), Slot::Waiting(_))
         };
         polls.values().find(waits).cloned()
@@ -267,10 +267,11 @@ impl Inner {
         &self,
         key: &QueueKey,
         routing: &Routing,
-        again: bool,
+        in_turn: bool,
     ) -> Option<Arc<Parked>> {
         let queue = self.queues.get(key)?;
-        let may = |profile: &Profile| profile.may_take(routing) && queue.hands_over(profile, again);
+        let may =
+            |profile: &Profile| profile.may_take(routing) && queue.hands_over(profile, in_turn);
         let groups = queue.groups.iter().filter(|group| may(&group.profile));
         groups
             .filter_map(|group| group.parked.values().next())
@@ -414,15 +415,15 @@ impl Registry {
     }
 
     /// Speaks for a poll that may take such a task: one of the worker that keeps its run in memory, or
-    /// the one that has waited longest. `again` is for a task that nobody waited for at first: older ones that wait
-    /// for a claim come before it.
-    pub fn reserve(&self, routing: &Routing, again: bool) -> Option<Reserved> {
+    /// the one that has waited longest. `in_turn` is for a task before which older ones come that wait for a
+    /// claim.
+    pub fn reserve(&self, routing: &Routing, in_turn: bool) -> Option<Reserved> {
         let key = QueueKey::from(routing);
         let mut inner = self.inner();
         loop {
             let parked = inner
-                .preferred(&key, routing, again)
-                .or_else(|| inner.longest_waiting(&key, routing, again))?;
+                .preferred(&key, routing, in_turn)
+                .or_else(|| inner.longest_waiting(&key, routing, in_turn))?;
             // Taken out of this queue only; its other queues see that it is spoken for.
             inner.remove(std::slice::from_ref(&key), &parked);
             if parked.reserve() {

@@ -2,6 +2,8 @@
 //! Nothing waits for a batch to fill, unless other nodes write to the database, too ([`super::others`]).
 
 use std::collections::{HashSet, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use sqlx::{Connection as _, PgConnection};
@@ -85,6 +87,30 @@ struct Queue {
 #[derive(Clone)]
 pub struct Lanes {
     queues: Vec<Queue>,
+    /// Items of recent statements, as [`Recent`] has it.
+    recent: Arc<Recent>,
+}
+
+/// How many items a statement had lately: a moving average, in sixteenths.
+#[derive(Default)]
+struct Recent(AtomicUsize);
+
+impl Recent {
+    /// Sixteenths of an item.
+    const PARTS: usize = 16;
+    /// Statements over which the average goes, roughly.
+    const STATEMENTS: usize = 8;
+
+    fn note(&self, items: usize) {
+        let before = self.0.load(Ordering::Relaxed);
+        let after = before - before / Self::STATEMENTS + items * Self::PARTS / Self::STATEMENTS;
+        // Lanes write it one after the other, and losing one of several notes does no harm.
+        self.0.store(after, Ordering::Relaxed);
+    }
+
+    fn items(&self) -> usize {
+        self.0.load(Ordering::Relaxed) / Self::PARTS
+    }
 }
 
 impl Lanes {
@@ -92,6 +118,7 @@ impl Lanes {
     /// a batch never waits for another lane of this node. A statement writes at most `batch` items,
     /// and never more than [`MAX_BATCH`].
     pub fn start(store: &Store, count: usize, batch: usize) -> Self {
+        let recent = Arc::new(Recent::default());
         let queues = (0..count.max(1))
             .map(|_| {
                 let (asked, asked_waiting) = mpsc::channel(QUEUE_BOUND);
@@ -104,7 +131,8 @@ impl Lanes {
                     statements: 0,
                     credit: 0,
                 };
-                tokio::spawn(run(store.clone(), jobs, batch.clamp(1, MAX_BATCH)));
+                let most = batch.clamp(1, MAX_BATCH);
+                tokio::spawn(run(store.clone(), jobs, most, Arc::clone(&recent)));
                 Queue {
                     asked,
                     giving_way,
@@ -112,7 +140,12 @@ impl Lanes {
                 }
             })
             .collect();
-        Self { queues }
+        Self { queues, recent }
+    }
+
+    /// Items that a statement had lately, on average.
+    pub fn recent_items(&self) -> usize {
+        self.recent.items()
     }
 
     /// Writes one item and says what became of it.
@@ -292,7 +325,7 @@ impl Jobs {
     }
 }
 
-async fn run(store: Store, mut jobs: Jobs, most: usize) {
+async fn run(store: Store, mut jobs: Jobs, most: usize, recent: Arc<Recent>) {
     let mut connection: Option<PgConnection> = None;
     while let Some(batch) = jobs.next(most).await {
         let batch = batch.into_iter().filter_map(Job::packed);
@@ -306,6 +339,7 @@ async fn run(store: Store, mut jobs: Jobs, most: usize) {
             }
             None => vec![Outcome::Unreached; items.len()],
         };
+        recent.note(items.len());
         metrics::histogram!("dw_commit_batch_items").record(items.len() as f64);
         metrics::counter!("dw_commit_statements_total").increment(1);
         if outcomes.contains(&Outcome::Unknown) {
@@ -387,4 +421,23 @@ async fn reach<'a>(
         }
     }
     connection.as_mut()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Recent;
+
+    #[test]
+    fn recent_items_follow_what_statements_have() {
+        let recent = Recent::default();
+        for (items, most) in [(1, 1), (50, 50), (7, 9)] {
+            (0..64).for_each(|_| recent.note(items));
+            assert!((items..=most).contains(&recent.items()), "{items}");
+        }
+        recent.note(100);
+        assert!(
+            (8..30).contains(&recent.items()),
+            "one statement is not many"
+        );
+    }
 }
