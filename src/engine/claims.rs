@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::leases::PollName;
-use super::{Core, Fault, admission, session_claims};
+use super::{Core, Fault, admission, in_turn, session_claims};
 use crate::domain::dispatch::Position;
 use crate::domain::routing::{Poller, Profile, TaskKind};
 use crate::matching::{Grant, GrantedLease, QueueKey, Reserved, WorkerKey};
@@ -105,6 +105,7 @@ fn hands_over(core: &Core, key: &QueueKey) -> bool {
     core.settings.hand_off
         && !key.kind.is_ask()
         && !core.limits(key.kind).any()
+        && !in_turn::only(core)
         && core.registry.is_plain(key)
 }
 

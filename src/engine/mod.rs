@@ -17,6 +17,7 @@ mod flows;
 mod given;
 mod grouped;
 mod hints;
+mod in_turn;
 mod inputs;
 mod late;
 mod leases;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::cache::Cached;
 use super::claims::poll_name;
 use super::error::Fault;
-use super::{Core, claims, dispatch};
+use super::{Core, claims, dispatch, in_turn};
 use crate::domain::decision::{Decision, FIRST_ATTEMPT, HandOff, TaskEffect, TimerEffect};
 use crate::domain::dispatch::Position;
 use crate::domain::event::Body;
@@ -150,11 +150,6 @@ fn give_back_unheard(core: &Core, leases: Vec<GrantedLease>) {
     }
 }
 
-/// Items of recent statements below which a task is handed over in its turn only. What is new passes what waits for a
-/// claim otherwise, which saves writing each task's lease apart; where commits are that small there is room for that, and
-/// nobody should wait several times as long as others.
-const IN_TURN_BELOW: usize = 20;
-
 /// Speaks for a waiting poll for each task that is opened ready. Workflow tasks that nobody waits for now are offered
 /// again when the commit begins; an activity's start is an event, which has its place by then.
 fn promise(
@@ -166,7 +161,7 @@ fn promise(
     if !core.settings.hand_off {
         return (promises, offered);
     }
-    let in_turn = core.lanes.recent_items() < IN_TURN_BELOW;
+    let in_turn = in_turn::only(core);
     for (place, write) in decision.writes_mut().enumerate() {
         let opened: Vec<TaskNo> = write
             .opened()

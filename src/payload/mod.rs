@@ -226,6 +226,13 @@ impl Payload {
         self.envelope.blob()
     }
 
+    /// Bytes of text that it holds in memory.
+    #[must_use]
+    pub fn held_bytes(&self) -> usize {
+        let escaped = self.envelope.escaped.as_deref().map_or(0, str::len);
+        self.envelope.json.get().len() + escaped
+    }
+
     /// The encoded `null`.
     #[must_use]
     pub fn null() -> Self {

@@ -8,7 +8,7 @@ impl RunState {
     /// Bytes of payloads and other texts that the state holds. What is of bounded size for each thing
     /// is left out.
     pub fn held_bytes(&self) -> usize {
-        let blob = |payload: &Payload| payload.blob().len();
+        let blob = Payload::held_bytes;
         let some = |payload: &Option<Payload>| payload.as_ref().map_or(0, blob);
         let begun = &self.begun;
         let activities: usize = self

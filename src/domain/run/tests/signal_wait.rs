@@ -192,7 +192,7 @@ fn what_a_state_holds_is_counted() {
     let mut bench = Bench::after(vec![signal_wait("go", None)]);
     let before = bench.state().held_bytes();
     bench.ok(signal("other"));
-    let waiting = bench.state().unapplied[0].arguments.blob().len();
+    let waiting = bench.state().unapplied[0].arguments.held_bytes();
     assert!(waiting > 0);
     assert_eq!(bench.state().held_bytes(), before + waiting);
 }

@@ -71,6 +71,8 @@ impl Answer {
 
     /// Adds a field, which must not be one that was written out.
     pub fn with(mut self, key: &str, value: impl Into<Value>) -> Self {
+        let mut written = self.written.iter();
+        debug_assert!(!written.any(|written| written.has(key)), "{key} twice");
         self.fields.insert(key.to_owned(), value.into());
         self
     }

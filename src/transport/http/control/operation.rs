@@ -96,6 +96,11 @@ impl Object {
         self
     }
 
+    /// Whether it has such a field.
+    pub fn has(&self, key: &str) -> bool {
+        self.fields.iter().any(|(field, ..)| *field == key)
+    }
+
     /// The object without its closing brace; nothing when it has no field.
     pub fn open(self) -> Vec<u8> {
         self.json

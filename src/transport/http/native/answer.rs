@@ -1,7 +1,7 @@
 //! Answers of the worker plane: every one in the envelope, with the version header, errors included.
 
 use std::collections::VecDeque;
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use actix_web::body::{BodySize, BoxBody, MessageBody};
@@ -444,11 +444,10 @@ impl MessageBody for Carrier {
             return Poll::Ready(Some(Ok(piece)));
         }
         if self.grant.is_some() && !self.written {
-            // The connection now writes what it has. It comes back when the thread has looked at its sockets, and
-            // only if that went well and the client is still there; otherwise this is dropped, and somebody
-            // else gets the task.
+            // The connection now writes what it has. It comes back only if that went well and the
+            // client is still there; otherwise this is dropped.
             self.written = true;
-            let _ = pin!(tokio::task::yield_now()).poll(context);
+            context.waker().wake_by_ref();
             return Poll::Pending;
         }
         if let Some(grant) = &mut self.grant {

@@ -221,6 +221,9 @@ pub async fn poll(
     };
     match call.api.engine.poll(request).await {
         Ok(Polled::Task(grant)) => {
+            // Lets the connection look at its socket first: a client that has gone by now is noticed,
+            // this is dropped, and somebody else gets the task.
+            tokio::task::yield_now().await;
             let Some(lease) = grant.lease().cloned() else {
                 return Answer::of(&tasks::no_task("empty", None));
             };
