@@ -24,7 +24,7 @@ pub struct Answer {
     status: StatusCode,
     fields: Map<String, Value>,
     written: Option<Box<Object>>,
-    raw: Vec<(&'static str, String)>,
+    raw: Vec<(&'static str, Vec<u8>)>,
     retry_after: Option<u64>,
     allow: Option<String>,
     bare: bool,
@@ -79,7 +79,7 @@ impl Answer {
 
     /// Adds a field that is raw JSON and is not repeated anywhere.
     pub fn with_raw(mut self, key: &'static str, json: String) -> Self {
-        self.raw.push((key, json));
+        self.raw.push((key, json.into_bytes()));
         self
     }
 
@@ -105,7 +105,7 @@ impl Answer {
     /// The answer that a request gets.
     pub fn into_response(mut self, request: &HttpRequest) -> HttpResponse {
         let written = self.written.take().map(|written| *written);
-        let written = written.unwrap_or_default();
+        let mut written = written.unwrap_or_default();
         if !self.bare
             && let Some(operation) = Operation::of(request)
         {
@@ -122,32 +122,11 @@ impl Answer {
         if let Some(allow) = self.allow {
             response.insert_header((ALLOW, allow));
         }
-        let mut body = written.open();
-        body.reserve(
-            self.raw
-                .iter()
-                .map(|(key, json)| key.len() + json.len() + 8)
-                .sum(),
-        );
-        if body.is_empty() || !self.fields.is_empty() {
-            let more = body.len();
-            // A map of values with text for keys always serializes.
-            let _ = serde_json::to_writer(&mut body, &self.fields);
-            if more > 0 {
-                body[more] = b',';
-            }
-        } else {
-            body.push(b'}');
+        written.append(&self.fields);
+        for (key, json) in &self.raw {
+            written.raw(key, json);
         }
-        for (key, json) in self.raw {
-            body.pop();
-            if body.len() > 1 {
-                body.push(b',');
-            }
-            for part in ["\"", key, "\":", &json, "}"] {
-                body.extend_from_slice(part.as_bytes());
-            }
-        }
+        let body = written.end();
         let api = request.app_data::<Data<Local>>();
         match api.and_then(|api| api.encode(request, &body)) {
             Some((encoded, coding)) => response

@@ -73,22 +73,23 @@ pub struct Operation {
 const USUAL_BYTES: usize = 1_024;
 
 /// An object that is written field by field. Keys are names of fields, which need no escaping.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Object {
     json: Vec<u8>,
     /// Where the value of each field begins and ends.
     fields: Vec<(&'static str, usize, usize)>,
 }
 
-impl Object {
-    /// No field yet.
-    pub fn new() -> Self {
+impl Default for Object {
+    fn default() -> Self {
         Self {
             json: Vec::with_capacity(USUAL_BYTES),
             fields: Vec::new(),
         }
     }
+}
 
+impl Object {
     /// Adds a field, which [`Operation::object`] may repeat.
     pub fn with<T: Serialize + ?Sized>(mut self, key: &'static str, value: &T) -> Self {
         let begin = self.field(key, value);
@@ -101,9 +102,18 @@ impl Object {
         self.fields.iter().any(|(field, ..)| *field == key)
     }
 
-    /// The object without its closing brace; nothing when it has no field.
-    pub fn open(self) -> Vec<u8> {
-        self.json
+    /// Adds the fields of another object.
+    pub fn append(&mut self, fields: &Map<String, Value>) {
+        if fields.is_empty() {
+            return;
+        }
+        let begin = self.json.len();
+        // A map of values with text for keys always serializes.
+        let _ = serde_json::to_writer(&mut self.json, fields);
+        self.json.pop();
+        if begin > 0 {
+            self.json[begin] = b',';
+        }
     }
 
     fn key(&mut self, key: &str) {
@@ -125,14 +135,19 @@ impl Object {
         begin
     }
 
-    fn raw(&mut self, key: &str, value: &[u8]) {
+    /// Adds a field whose value is JSON already.
+    pub fn raw(&mut self, key: &str, value: &[u8]) {
         self.key(key);
         self.json.extend_from_slice(value);
     }
 
-    fn end(mut self) -> String {
+    /// The object as JSON.
+    pub fn end(mut self) -> Vec<u8> {
+        if self.json.is_empty() {
+            self.json.push(b'{');
+        }
         self.json.push(b'}');
-        String::from_utf8(self.json).unwrap_or_default()
+        self.json
     }
 }
 
@@ -228,8 +243,8 @@ impl Operation {
     }
 
     /// The object as JSON, for an answer with these fields, some of which were written out already.
-    pub fn object(&self, body: &Map<String, Value>, written: &Object) -> String {
-        let mut object = Object::new();
+    pub fn object(&self, body: &Map<String, Value>, written: &Object) -> Vec<u8> {
+        let mut object = Object::default();
         let mut has = Vec::with_capacity(body.len() + written.fields.len() + 4);
         for (key, begin, end) in &written.fields {
             if PROJECTED.contains(key) || *key == "workflow_id" {
@@ -363,7 +378,7 @@ mod tests {
         let signal = operation(Method::POST, "/api/workflows/a%2Fb/signal/go%20on");
         let object: Value = signal
             .and_then(|signal| {
-                serde_json::from_str(&signal.object(&Map::new(), &Object::default())).ok()
+                serde_json::from_slice(&signal.object(&Map::new(), &Object::default())).ok()
             })
             .unwrap_or_default();
         assert_eq!(object["operation_name"], "go on");

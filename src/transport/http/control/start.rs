@@ -189,7 +189,7 @@ fn told(status: StatusCode, state: &RunState, outcome: &str, refused: Option<Ref
     } else {
         "rejected"
     };
-    let fields = Object::new()
+    let fields = Object::default()
         .with("workflow_id", &begun.workflow_id)
         .with("run_id", &state.id)
         .with("workflow_type", &begun.workflow_type)
