@@ -274,7 +274,26 @@ impl Payload {
     ///
     /// As [`Payload::from_wire`].
     pub fn from_wire_raw(value: &RawValue, default: Codec) -> Result<Self, PayloadError> {
-        Shape::of_raw(value).into_payload(default)
+        match Self::as_written(value) {
+            Some(payload) => Ok(payload),
+            None => Shape::of_raw(value).into_payload(default),
+        }
+    }
+
+    /// The payload of an envelope that came in the very form in which it is written here, as it does from most
+    /// clients. It is neither read nor made again.
+    fn as_written(value: &RawValue) -> Option<Self> {
+        let codec = Codec::Avro;
+        let (before, behind) = around(codec);
+        let blob = value.get().strip_prefix(before)?.strip_suffix(behind)?;
+        let envelope = || Envelope {
+            codec,
+            json: value.to_owned(),
+            escaped: None,
+        };
+        is_plain(blob).then(|| Self {
+            envelope: Arc::new(envelope()),
+        })
     }
 
     /// Reads a field in which plain JSON is legal, such as an activity's `result`: an object with
@@ -337,6 +356,9 @@ impl Payload {
     }
 
     fn from_raw(value: &RawValue, adapt: fn(Value) -> Value) -> Result<Self, PayloadError> {
+        if let Some(payload) = Self::as_written(value) {
+            return Ok(payload);
+        }
         match Shape::of_raw(value).into_envelope() {
             Some(envelope) => envelope,
             None => Self::from_json(&adapt(avro::read_text(value.get())?)),

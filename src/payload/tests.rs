@@ -238,6 +238,21 @@ proptest! {
     }
 }
 
+proptest! {
+    /// Rule: an envelope that is kept as it came is the one that would have been made of it.
+    #[test]
+    fn an_envelope_in_our_own_form_is_kept_as_it_is(blob in prop_oneof!["[A-Za-z0-9+/=]{0,80}", "[^\0]{0,40}"]) {
+        let made = Payload::new(Codec::Avro, &blob);
+        let json = serde_json::to_string(&made).unwrap();
+        for read in [Payload::from_wire_raw(&raw(&json), Codec::Avro), Payload::arguments_raw(&raw(&json))] {
+            let read = read.unwrap();
+            prop_assert_eq!(read.blob(), made.blob());
+            prop_assert_eq!(read.held_bytes(), made.held_bytes());
+            prop_assert_eq!(serde_json::to_string(&read).unwrap(), json.as_str());
+        }
+    }
+}
+
 #[test]
 fn blobs_of_every_kind_are_written_as_they_are() {
     for blob in [

@@ -11,6 +11,7 @@
 mod activity_tasks;
 mod admission;
 mod announcements;
+mod bodies;
 mod builds;
 mod capability_rules;
 mod checks;

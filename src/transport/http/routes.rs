@@ -47,8 +47,9 @@ impl Node {
         let Some(path) = path else {
             return self.route;
         };
-        let (segment, rest) = match path.split_once('/') {
-            Some((segment, rest)) => (segment, Some(rest)),
+        // A slash is a character of its own in UTF-8, and segments are too short for a search by blocks.
+        let (segment, rest) = match path.bytes().position(|byte| byte == b'/') {
+            Some(end) => (&path[..end], Some(&path[end + 1..])),
             None => (path, None),
         };
         let fixed = self.fixed.iter().find(|(name, _)| **name == *segment);
