@@ -11,6 +11,7 @@ use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::sync::{Arc, LazyLock};
 
+use memchr::memchr2;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 use serde_json::value::RawValue;
@@ -291,9 +292,12 @@ impl Payload {
             json: value.to_owned(),
             escaped: None,
         };
-        is_plain(blob).then(|| Self {
-            envelope: Arc::new(envelope()),
-        })
+        // The value is JSON: a text without a quote and an escape in it is one text, as it stands.
+        memchr2(b'"', b'\\', blob.as_bytes())
+            .is_none()
+            .then(|| Self {
+                envelope: Arc::new(envelope()),
+            })
     }
 
     /// Reads a field in which plain JSON is legal, such as an activity's `result`: an object with

@@ -57,6 +57,7 @@ const LAYERS: &[Layer] = &[
             "base64",
             "flate2",
             "futures_util",
+            "memchr",
             "metrics",
             "metrics_exporter_prometheus",
             "rapidhash",
@@ -124,7 +125,7 @@ const LAYERS: &[Layer] = &[
         name: "payload",
         owns: "payload envelopes and the value codec",
         imports: &[],
-        crates: &["base64"],
+        crates: &["base64", "memchr"],
     },
     Layer {
         name: "auth",

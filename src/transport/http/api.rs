@@ -1,5 +1,6 @@
 //! What every handler of this server shares: built once, with a copy for each thread of what goes into every answer.
 
+use std::cell::RefCell;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,12 +13,13 @@ use metrics_exporter_prometheus::PrometheusHandle;
 
 use crate::auth::Gate;
 use crate::config::Settings;
+use crate::domain::ids::Namespace;
 use crate::engine::Engine;
 use crate::protocol::capabilities::{Timing, server_capabilities};
 use crate::protocol::envelope::EnvelopeBytes;
-use crate::protocol::feature::Feature;
+use crate::protocol::feature::{Feature, Negotiated};
 use crate::protocol::support::Supported;
-use crate::protocol::version::Advertised;
+use crate::protocol::version::{Advertised, VersionRefusal};
 
 use super::compression;
 use super::documents::{Documents, Writer};
@@ -137,6 +139,10 @@ impl Api {
 /// to one thing wait for each other.
 pub struct Local {
     api: Arc<Api>,
+    /// The version that the last request named.
+    version: Last<Negotiated>,
+    /// The namespace that the last request named.
+    namespace: Last<Namespace>,
     /// The beginning of the envelope.
     pub envelope_head: Bytes,
     /// The advertised version as a header: digits and a dot.
@@ -150,7 +156,53 @@ impl Local {
             envelope_head: Bytes::copy_from_slice(api.envelope.head()),
             version_header: HeaderValue::from_str(&api.advertised.to_string())
                 .unwrap_or(HeaderValue::from_static("")),
+            version: Last::default(),
+            namespace: Last::default(),
             api,
+        }
+    }
+
+    /// Negotiates the version of a request from its version header.
+    ///
+    /// # Errors
+    /// As [`Negotiated::new`].
+    pub fn negotiated(&self, header: Option<&str>) -> Result<Negotiated, VersionRefusal> {
+        let negotiate = |header| Negotiated::new(&self.advertised, header);
+        match header {
+            Some(version) => self.version.read(version, || negotiate(header)),
+            None => negotiate(None),
+        }
+    }
+
+    /// The namespace that a request names like this; `read` is asked if the last one named another.
+    pub fn namespace(
+        &self,
+        name: &str,
+        read: impl FnOnce() -> Option<Namespace>,
+    ) -> Option<Namespace> {
+        self.namespace.read(name, || read().ok_or(())).ok()
+    }
+}
+
+/// What the last text was read as that could be: the requests of a thread mostly say the same.
+struct Last<T>(RefCell<Option<(Box<str>, T)>>);
+
+impl<T> Default for Last<T> {
+    fn default() -> Self {
+        Self(RefCell::default())
+    }
+}
+
+impl<T: Clone> Last<T> {
+    fn read<E>(&self, text: &str, read: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
+        let mut last = self.0.borrow_mut();
+        match &*last {
+            Some((known, value)) if **known == *text => Ok(value.clone()),
+            _ => {
+                let value = read()?;
+                *last = Some((text.into(), value.clone()));
+                Ok(value)
+            }
         }
     }
 }
@@ -172,5 +224,22 @@ fn timing(settings: &Settings) -> Timing {
         history_page_size_max: settings.history.page_size_max,
         query_timeout: Duration::from_secs(settings.queries.timeout_seconds),
         ..Timing::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_text_is_known_and_a_failure_is_not() {
+        let last = Last::default();
+        let read = |text: &str| last.read(text, || text.parse::<u8>());
+        assert_eq!(read("1"), Ok(1));
+        assert_eq!(last.read("1", || "2".parse::<u8>()), Ok(1));
+        assert_eq!(read("2"), Ok(2));
+        assert!(read("x").is_err());
+        assert!(read("x").is_err());
+        assert_eq!(read("1"), Ok(1));
     }
 }

@@ -4,10 +4,11 @@ use std::future::poll_fn;
 use std::task::{Context, Waker};
 
 use actix_web::HttpRequest;
-use actix_web::error::PayloadError;
+use actix_web::dev::{self, ServiceRequest};
 use actix_web::http::header::{self, HeaderMap};
 use actix_web::web::{Bytes, BytesMut, Payload};
-use futures_util::StreamExt;
+use futures_util::{StreamExt, stream};
+use memchr::memchr;
 use rapidhash::v3::rapidhash_v3;
 use serde::de::{
     self, DeserializeOwned, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor,
@@ -58,7 +59,7 @@ pub async fn read(
     }
     let mut whole = Bytes::new();
     let mut body = BytesMut::new();
-    while let Some(chunk) = next_chunk(payload).await {
+    while let Some(chunk) = payload.next().await {
         let chunk = chunk.map_err(|error| BadBody::Malformed(error.to_string()))?;
         if body.len() + chunk.len() > limit {
             return Err(BadBody::TooLarge { limit });
@@ -80,19 +81,31 @@ pub async fn read(
     Ok(whole)
 }
 
-/// The next piece of a body. The task of a connection that reads its socket is the one that asks the handler: it
-/// feeds a piece and then asks, in one turn. A waker left with the payload beforehand would have it do both again for
-/// nothing, so the first look leaves none; who finds nothing then is told of what comes later.
-async fn next_chunk(payload: &mut Payload) -> Option<Result<Bytes, PayloadError>> {
+/// Waits for the first piece of a body, and leaves it where it is.
+///
+/// The task of a connection that reads its socket is the one that asks the service: it feeds a piece and then asks,
+/// in one turn. A service that went its way to the body at once would come back for it in the same turn, and a waker
+/// left with the payload would have the task take another one for nothing. So the first look leaves no waker; who
+/// finds nothing then is told of what comes later.
+pub async fn arrives(request: &mut ServiceRequest) {
+    let dev::Payload::H1 { payload } = request.parts_mut().1 else {
+        return;
+    };
     let mut first = true;
-    poll_fn(|context| {
+    let piece = poll_fn(|context| {
         if std::mem::take(&mut first) {
             payload.poll_next_unpin(&mut Context::from_waker(Waker::noop()))
         } else {
             payload.poll_next_unpin(context)
         }
-    })
-    .await
+    });
+    match piece.await {
+        Some(Ok(piece)) => payload.unread_data(piece),
+        Some(Err(error)) => request.set_payload(dev::Payload::Stream {
+            payload: Box::pin(stream::iter([Err(error)])),
+        }),
+        None => {}
+    }
 }
 
 const JSON: &str = "application/json";
@@ -296,7 +309,8 @@ fn without_position(message: &str) -> String {
 /// Refuses U+0000 anywhere in a string: the database cannot hold it.
 fn nul_free(body: &[u8]) -> Result<(), Problems> {
     const ESCAPED: &[u8] = b"\\u0000";
-    if !body.contains(&b'\\') || !body.windows(ESCAPED.len()).any(|window| window == ESCAPED) {
+    if memchr(b'\\', body).is_none() || !body.windows(ESCAPED.len()).any(|window| window == ESCAPED)
+    {
         return Ok(());
     }
     let Ok(value) = serde_json::from_slice::<serde_json::Value>(body) else {

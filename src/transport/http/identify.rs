@@ -8,7 +8,7 @@ use actix_web::http::header;
 use crate::auth::{Principal, Role, Unauthorized};
 use crate::domain::ids::Namespace;
 
-use super::api::Api;
+use super::api::{Api, Local};
 use super::fields;
 use super::headers;
 use super::problems::Problems;
@@ -62,7 +62,7 @@ pub fn admit(
 }
 
 /// The namespace that a request is for; `None` when what it names cannot be one.
-pub fn namespace(api: &Api, request: &HttpRequest) -> Option<Namespace> {
+pub fn namespace(api: &Local, request: &HttpRequest) -> Option<Namespace> {
     let mut named_by = request.headers().get_all(&headers::NAMESPACE);
     let header = named_by.next().map(|value| value.to_str().ok());
     if named_by.next().is_some() {
@@ -80,7 +80,12 @@ pub fn namespace(api: &Api, request: &HttpRequest) -> Option<Namespace> {
 }
 
 /// The namespace of this name, whose spelling is not strict; without one the default.
-fn named(api: &Api, name: &str) -> Option<Namespace> {
+fn named(api: &Local, name: &str) -> Option<Namespace> {
+    api.namespace(name, || spelled(api, name))
+}
+
+/// [`named`], worked out.
+fn spelled(api: &Api, name: &str) -> Option<Namespace> {
     let name = match name.trim() {
         "" => api.settings.default_namespace.as_str(),
         name => name,

@@ -16,7 +16,7 @@ use tracing::Instrument;
 use utoipa_actix_web::AppExt;
 
 use super::api::{Api, Local};
-use super::{control, docs, headers, info, metrics, native};
+use super::{body, control, docs, headers, info, metrics, native};
 
 /// Longest id that is taken over.
 const MAX_REQUEST_ID: usize = 128;
@@ -72,10 +72,11 @@ pub fn serve(listener: TcpListener, api: Arc<Api>, threads: usize) -> std::io::R
 
 /// Gives each request an id and its metrics, and logs what went wrong.
 async fn observe<B: MessageBody>(
-    request: ServiceRequest,
+    mut request: ServiceRequest,
     next: Next<B>,
 ) -> Result<ServiceResponse<B>, actix_web::Error> {
     let began = Instant::now();
+    body::arrives(&mut request).await;
     let header = request_id(&request);
     let id = header.to_str().unwrap_or_default();
     let method = metrics::method(request.method());

@@ -18,7 +18,7 @@ use crate::domain::ids::Namespace;
 use crate::protocol::reason::Reason;
 use crate::protocol::{CONTROL_PLANE_HEADER, CONTROL_PLANE_VERSION};
 
-use super::super::api::{Api, Local};
+use super::super::api::Local;
 use super::super::{body, fields, headers, identify};
 use super::answer::Answer;
 
@@ -105,7 +105,7 @@ async fn check<R: Allowed, T: DeserializeOwned>(
 
 /// The checks that every request of the control plane passes, also one for a path that does not exist.
 pub(super) async fn preamble(
-    api: &Api,
+    api: &Local,
     request: &HttpRequest,
     roles: &'static [Role],
 ) -> Result<(Principal, Namespace), Answer> {

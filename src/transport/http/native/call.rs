@@ -19,7 +19,7 @@ use crate::protocol::feature::Negotiated;
 use crate::protocol::reason::Reason;
 use crate::protocol::version::VersionRefusal;
 
-use super::super::api::{Api, Local};
+use super::super::api::Local;
 use super::super::body::{self, ACCEPTED, BadBody, MAX_DEPTH};
 use super::super::headers;
 use super::super::identify::{self, NotAdmitted};
@@ -129,7 +129,7 @@ async fn check<R: Allowed, T: DeserializeOwned>(
 
 /// The checks that every request below `/api/worker` passes, also one for a path that does not exist.
 pub(super) async fn preamble(
-    api: &Api,
+    api: &Local,
     request: &HttpRequest,
     roles: &'static [Role],
 ) -> Result<(Principal, Negotiated, Namespace), Failure> {
@@ -143,7 +143,7 @@ pub(super) async fn preamble(
         (Some(first), Some(_)) => Some(Cow::from(format!("{first}, …"))),
         (first, _) => first.map(Cow::from),
     };
-    let version = Negotiated::new(&api.advertised, header.as_deref())?;
+    let version = api.negotiated(header.as_deref())?;
     let missing = |name: Value| {
         Failure::new(
             StatusCode::NOT_FOUND,
