@@ -193,3 +193,16 @@ async fn a_client_that_asks_first_is_told_to_go_on() {
     drop(wire);
     server.stop().await;
 }
+
+/// Rule: a body that is announced as too long is refused before any of it has come (RFC 9110, 15.5.14).
+#[tokio::test]
+async fn a_body_may_be_refused_by_its_head() {
+    let server = TestServer::start().await;
+    let mut wire = Wire::to(&server).await;
+    let fields = format!("Content-Length: {}\r\n", 1_u64 << 30);
+    wire.send(head(&fields).as_bytes()).await;
+    let (status, _) = wire.answer().await;
+    assert_eq!(status, 413);
+    drop(wire);
+    server.stop().await;
+}

@@ -50,10 +50,7 @@ pub async fn read(
     limit: usize,
 ) -> Result<Bytes, BadBody> {
     let headers = request.headers();
-    let announced = headers
-        .get(header::CONTENT_LENGTH)
-        .and_then(|length| length.to_str().ok())
-        .and_then(|length| length.parse::<usize>().ok());
+    let announced = announced(headers);
     if announced.is_some_and(|length| length > limit) {
         return Err(BadBody::TooLarge { limit });
     }
@@ -81,13 +78,25 @@ pub async fn read(
     Ok(whole)
 }
 
-/// Waits for the first piece of a body, and leaves it where it is.
+/// How long a body is, as its head says.
+fn announced(headers: &HeaderMap) -> Option<usize> {
+    let length = headers.get(header::CONTENT_LENGTH)?;
+    length.to_str().ok()?.parse().ok()
+}
+
+/// Longest body that [`arrives`] waits for, in bytes. A longer one may be refused by its head alone.
+const MAX_AWAITED: usize = 64 * 1024;
+
+/// Waits for the first piece of a short body, and leaves it where it is.
 ///
 /// The task of a connection that reads its socket is the one that asks the service: it feeds a piece and then asks,
 /// in one turn. A service that went its way to the body at once would come back for it in the same turn, and a waker
 /// left with the payload would have the task take another one for nothing. So the first look leaves no waker; who
 /// finds nothing then is told of what comes later.
 pub async fn arrives(request: &mut ServiceRequest) {
+    if announced(request.headers()).is_none_or(|length| length > MAX_AWAITED) {
+        return;
+    }
     let dev::Payload::H1 { payload } = request.parts_mut().1 else {
         return;
     };
