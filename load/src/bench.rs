@@ -613,3 +613,13 @@ fn commit() -> Value {
 pub async fn pause(seconds: f64) {
     tokio::time::sleep(Duration::from_secs_f64(seconds)).await;
 }
+
+/// Idle sessions of the database report their counts so late at most, in seconds.
+const LATE_COUNTS: f64 = 10.5;
+
+/// Waits until the database has counted what its idle sessions did; a quick round does not.
+pub async fn settle(bench: &Bench) {
+    if !bench.options.quick {
+        pause(LATE_COUNTS).await;
+    }
+}

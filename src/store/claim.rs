@@ -201,8 +201,9 @@ pub async fn claim<'e>(
              start_to_close_at = n.now + t.start_to_close_ms * interval '1 ms',
              heartbeat_due_at = n.now + t.heartbeat_ms * interval '1 ms',
              heartbeat_at = null, heartbeat = null, poll_request_id = w.poll, holder_knows = $6,
-             seen_event_id = case when t.kind = 0 then r.next_event_id - 1 end
-         from n, p join w on w.place = p.place join workflow_runs r on r.run_id = p.run_id
+             seen_event_id = case when t.kind = 0 then
+                 (select r.next_event_id - 1 from workflow_runs r where r.run_id = t.run_id) end
+         from n, p join w on w.place = p.place
          where t.run_id = p.run_id and t.task_no = p.task_no
          returning t.run_id, t.task_no, p.place, t.attempt, t.seen_event_id, n.now as leased_at,
              t.lease_expires_at, t.start_to_close_at, t.heartbeat_due_at, t.preferred, t.priority, t.visible_at)

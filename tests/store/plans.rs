@@ -642,6 +642,65 @@ async fn rows_are_found_by_key_although_tables_are_said_to_be_empty() {
     bench.end().await;
 }
 
+/// Rule: a long backlog is claimed in its order, not collected and sorted, also when the statistics say that the
+/// table is empty and large.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_backlog_is_not_sorted_although_its_table_is_said_to_be_empty() {
+    const WAITING: u32 = 60_000;
+    let bench = Bench::new().await;
+    let mut admin = bench.db.connect().await;
+    no_background_work(&mut admin).await;
+    let fill = |name: &str| {
+        format!(
+            "{INTO_TASKS}
+             select '{name}' || lpad((n / 100)::text, 22, '0'), n % 100, 1, 'default', 'q', 'greet', 5, 1, 0, 0,
+                 timestamptz '2020-01-01 00:00Z' + n * interval '1 ms', 0, 30000
+             from generate_series(1, {WAITING}) n"
+        )
+    };
+    execute(&mut admin, &fill("0000")).await;
+    let most =
+        "delete from tasks where task_no <> 7 or visible_at > timestamptz '2020-01-01 00:00:00.2Z'";
+    execute(&mut admin, most).await;
+    execute(&mut admin, "vacuum (truncate off, analyze) tasks").await;
+    execute(&mut admin, &fill("0001")).await;
+    execute(&mut admin, "select pg_stat_force_next_flush()").await;
+    let (store, door) = single(&bench).await;
+    let mut meter = Meter { admin };
+    let (kind, namespace, queue) = (TaskKind::Activity, "default".into(), "q".into());
+    let (profile, pollers) = (greeter(), vec![anybody(kind); 64]);
+    let (hot, from) = (&store.hot, Position::START);
+    let places = [Place {
+        namespace: &namespace,
+        queue: &queue,
+        kind,
+        from,
+    }];
+    let begin = Begin { after: None, from };
+    let look = dispatch::look(hot, kind, &namespace, &queue, &profile, 64, begin);
+    let claim = claim::claim(hot, kind, &namespace, &queue, &profile, &pollers, from);
+    let (looked, look) = meter.cost(hot, look).await;
+    assert_eq!(looked.unwrap().window.candidates.len(), 64);
+    let costs = [
+        (
+            "urgent",
+            meter.cost(hot, urgent_first(hot, &places)).await.1,
+        ),
+        ("ready", meter.cost(hot, ready(hot, &places)).await.1),
+        ("look", look),
+    ];
+    for (name, cost) in costs {
+        assert!(cost.pages < 100, "{name} reads {} pages", cost.pages);
+    }
+    let (claimed, cost) = meter.cost(hot, claim).await;
+    println!("plans, backlog: {costs:?} {cost:?}");
+    assert_eq!(claimed.unwrap().claimed.len(), 64);
+    assert!(cost.pages < 1_400, "a claim reads {} pages", cost.pages);
+    store.close().await;
+    door.close().await;
+    bench.end().await;
+}
+
 /// Rule: claims begin at a low-water mark per queue, so that dead entries at the head of the index cost
 /// nothing, even while an old snapshot keeps them from being forgotten.
 #[tokio::test(flavor = "multi_thread")]

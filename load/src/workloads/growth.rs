@@ -10,7 +10,7 @@ use serde_json::value::RawValue;
 use tokio::task::JoinSet;
 
 use crate::api::{self, Refused};
-use crate::bench::{Bench, Round, pause};
+use crate::bench::{Bench, Round, settle};
 use crate::crew::{Crew, DRAIN, Pace, Plan, lock};
 use crate::http::{Connection, Plane};
 use crate::payload::text_blob;
@@ -203,6 +203,7 @@ pub async fn history_page(bench: &mut Bench, events: usize) -> Result<(), String
         });
         // The last page may be short: the one before it is as full as the first.
         let last = tokens.len().saturating_sub(2);
+        settle(bench).await;
         for (place, at) in [("first", 0), ("middle", last / 2), ("last", last)] {
             let path = page_path(&base, size, tokens[at].as_deref());
             let before = bench.meter.look().await?;
@@ -213,8 +214,7 @@ pub async fn history_page(bench: &mut Bench, events: usize) -> Result<(), String
                 times.push(answer.map_err(|refused| refused.to_string())?.seconds);
             }
             times.sort_by(f64::total_cmp);
-            // The database counts late.
-            pause(if bench.options.quick { 0.0 } else { 1.2 }).await;
+            settle(bench).await;
             let costs = bench.meter.since(&before).await?;
             round.disturbed |= costs.disturbed();
             found.insert(

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use crate::api;
-use crate::bench::{Bench, Round};
+use crate::bench::{Bench, Round, settle};
 use crate::crew::{Crew, Pace};
 use crate::histogram::Histogram;
 use crate::http::{Connection, Plane};
@@ -21,8 +21,6 @@ const CALLS: usize = 200;
 const PARKING: Duration = Duration::from_secs(30);
 /// How often that is looked at.
 const LOOK: Duration = Duration::from_millis(50);
-/// Idle sessions of the database report their counts so late at most.
-const LATE_COUNTS: f64 = 10.5;
 
 /// Polls that the server says it holds; nothing if it does not say.
 async fn parked(connection: &mut Connection) -> Option<f64> {
@@ -103,11 +101,10 @@ pub async fn idle_polls(bench: &mut Bench, queues: usize) -> Result<(), String> 
         (None, false) => 60.0,
     };
     let calls = if quick { 20 } else { CALLS };
-    let late = if quick { 0.0 } else { LATE_COUNTS };
     let mut round = Round::new("idle-polls", format!("polls={count} queues={queues}"));
     let calls_before = ordinary_calls(bench, calls).await?;
 
-    tokio::time::sleep(Duration::from_secs_f64(late)).await;
+    settle(bench).await;
     let before = bench.meter.look().await?;
     tokio::time::sleep(Duration::from_secs_f64(stretch)).await;
     let idle = bench.meter.since(&before).await?;
@@ -122,7 +119,7 @@ pub async fn idle_polls(bench: &mut Bench, queues: usize) -> Result<(), String> 
         .collect();
     let crew = Crew::start(plan).await?;
     until_parked(bench, count).await?;
-    tokio::time::sleep(Duration::from_secs_f64(late)).await;
+    settle(bench).await;
     let before = bench.meter.look().await?;
     tokio::time::sleep(Duration::from_secs_f64(stretch)).await;
     let held = bench.meter.since(&before).await?;
