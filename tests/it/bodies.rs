@@ -206,3 +206,22 @@ async fn a_body_may_be_refused_by_its_head() {
     drop(wire);
     server.stop().await;
 }
+
+/// Rule: whoever reads no body waits for none.
+#[tokio::test]
+async fn a_body_that_nobody_reads_is_not_waited_for() {
+    let server = TestServer::start().await;
+    for (request, status) in [
+        ("GET /api/health", 200),
+        ("POST /api/health", 405),
+        ("POST /nowhere", 404),
+    ] {
+        let mut wire = Wire::to(&server).await;
+        let head = format!(
+            "{request} HTTP/1.1\r\nHost: here\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: 5\r\n\r\n"
+        );
+        wire.send(head.as_bytes()).await;
+        assert_eq!(wire.answer().await.0, status, "{request}");
+    }
+    server.stop().await;
+}

@@ -184,7 +184,11 @@ impl Local {
     }
 }
 
+/// Bytes of a text that is kept by [`Last`].
+const MAX_KEPT: usize = 256;
+
 /// What the last text was read as that could be: the requests of a thread mostly say the same.
+/// What is long is read anew each time.
 struct Last<T>(RefCell<Option<(Box<str>, T)>>);
 
 impl<T> Default for Last<T> {
@@ -200,7 +204,9 @@ impl<T: Clone> Last<T> {
             Some((known, value)) if **known == *text => Ok(value.clone()),
             _ => {
                 let value = read()?;
-                *last = Some((text.into(), value.clone()));
+                if text.len() <= MAX_KEPT {
+                    *last = Some((text.into(), value.clone()));
+                }
                 Ok(value)
             }
         }
@@ -241,5 +247,8 @@ mod tests {
         assert!(read("x").is_err());
         assert!(read("x").is_err());
         assert_eq!(read("1"), Ok(1));
+        let long = format!("{:0>1$}", 3, MAX_KEPT + 1);
+        assert_eq!(read(&long), Ok(3));
+        assert_eq!(last.read("1", || "4".parse::<u8>()), Ok(1));
     }
 }

@@ -4,10 +4,10 @@ use std::future::poll_fn;
 use std::task::{Context, Waker};
 
 use actix_web::HttpRequest;
-use actix_web::dev::{self, ServiceRequest};
+use actix_web::error::PayloadError;
 use actix_web::http::header::{self, HeaderMap};
 use actix_web::web::{Bytes, BytesMut, Payload};
-use futures_util::{StreamExt, stream};
+use futures_util::StreamExt;
 use memchr::memchr;
 use rapidhash::v3::rapidhash_v3;
 use serde::de::{
@@ -56,7 +56,7 @@ pub async fn read(
     }
     let mut whole = Bytes::new();
     let mut body = BytesMut::new();
-    while let Some(chunk) = payload.next().await {
+    while let Some(chunk) = next_chunk(payload).await {
         let chunk = chunk.map_err(|error| BadBody::Malformed(error.to_string()))?;
         if body.len() + chunk.len() > limit {
             return Err(BadBody::TooLarge { limit });
@@ -84,37 +84,20 @@ fn announced(headers: &HeaderMap) -> Option<usize> {
     length.to_str().ok()?.parse().ok()
 }
 
-/// Longest body that [`arrives`] waits for, in bytes. A longer one may be refused by its head alone.
-const MAX_AWAITED: usize = 64 * 1024;
-
-/// Waits for the first piece of a short body, and leaves it where it is.
-///
-/// The task of a connection that reads its socket is the one that asks the service: it feeds a piece and then asks,
-/// in one turn. A service that went its way to the body at once would come back for it in the same turn, and a waker
-/// left with the payload would have the task take another one for nothing. So the first look leaves no waker; who
-/// finds nothing then is told of what comes later.
-pub async fn arrives(request: &mut ServiceRequest) {
-    if announced(request.headers()).is_none_or(|length| length > MAX_AWAITED) {
-        return;
-    }
-    let dev::Payload::H1 { payload } = request.parts_mut().1 else {
-        return;
-    };
+/// The next piece of a body. The task of a connection that reads its socket is the one that asks the handler: it
+/// feeds a piece and then asks, in one turn. A waker left with the payload beforehand would have it do both again for
+/// nothing, so the first look leaves none; who finds nothing then is told of what comes later. This holds because a
+/// connection whose client has gone is shut down in that turn, too, which `h1_allow_half_closed(false)` sees to.
+async fn next_chunk(payload: &mut Payload) -> Option<Result<Bytes, PayloadError>> {
     let mut first = true;
-    let piece = poll_fn(|context| {
+    poll_fn(|context| {
         if std::mem::take(&mut first) {
             payload.poll_next_unpin(&mut Context::from_waker(Waker::noop()))
         } else {
             payload.poll_next_unpin(context)
         }
-    });
-    match piece.await {
-        Some(Ok(piece)) => payload.unread_data(piece),
-        Some(Err(error)) => request.set_payload(dev::Payload::Stream {
-            payload: Box::pin(stream::iter([Err(error)])),
-        }),
-        None => {}
-    }
+    })
+    .await
 }
 
 const JSON: &str = "application/json";

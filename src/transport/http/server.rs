@@ -16,7 +16,7 @@ use tracing::Instrument;
 use utoipa_actix_web::AppExt;
 
 use super::api::{Api, Local};
-use super::{body, control, docs, headers, info, metrics, native};
+use super::{control, docs, headers, info, metrics, native};
 
 /// Longest id that is taken over.
 const MAX_REQUEST_ID: usize = 128;
@@ -56,7 +56,7 @@ pub fn serve(listener: TcpListener, api: Arc<Api>, threads: usize) -> std::io::R
             tracing::debug!(error = %error, "a connection keeps its delay");
         }
     })
-    // A client that has gone must not be given a task: its handler is dropped at once.
+    // A client that has gone must not be given a task: its handler is dropped at once. Reading bodies relies on it, too.
     .h1_allow_half_closed(false)
     .client_request_timeout(HEADER_TIMEOUT)
     .keep_alive(IDLE_CONNECTION)
@@ -72,11 +72,10 @@ pub fn serve(listener: TcpListener, api: Arc<Api>, threads: usize) -> std::io::R
 
 /// Gives each request an id and its metrics, and logs what went wrong.
 async fn observe<B: MessageBody>(
-    mut request: ServiceRequest,
+    request: ServiceRequest,
     next: Next<B>,
 ) -> Result<ServiceResponse<B>, actix_web::Error> {
     let began = Instant::now();
-    body::arrives(&mut request).await;
     let header = request_id(&request);
     let id = header.to_str().unwrap_or_default();
     let method = metrics::method(request.method());
