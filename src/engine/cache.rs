@@ -34,8 +34,8 @@ const PASSED_BY: usize = 4;
 const BYTES_KEPT: usize = 128 << 20;
 /// A run that counts for more than this is large.
 const LARGE: usize = 256 << 10;
-/// Bytes that are remembered over all large runs. They are few, and each is worth many small ones.
-const LARGE_BYTES_KEPT: usize = 32 << 20;
+/// Bytes that are remembered over all large runs. To read one again costs as much as to write it; small ones keep the rest.
+const LARGE_BYTES_KEPT: usize = 80 << 20;
 /// A run with more history than this is served from the database.
 const HISTORY_BYTES_PER_RUN: u64 = 64 << 10;
 

@@ -225,3 +225,24 @@ async fn a_body_that_nobody_reads_is_not_waited_for() {
     }
     server.stop().await;
 }
+
+/// Rule: who announces large bodies and does not send them keeps nobody out; small bodies do not even wait.
+#[tokio::test]
+async fn large_bodies_that_do_not_come_keep_nobody_out() {
+    let server = TestServer::start().await;
+    let mut silent = Vec::new();
+    for _ in 0..10 {
+        let mut wire = Wire::to(&server).await;
+        let head = head(&format!("Content-Length: {}\r\n", 1 << 20));
+        wire.send(head.as_bytes()).await;
+        silent.push(wire);
+    }
+    let mut wire = Wire::to(&server).await;
+    for (workflow, filler) in [("small", 0), ("large", 1 << 20)] {
+        let (text, _) = request(workflow, filler);
+        wire.send(text.as_bytes()).await;
+        wire.started(workflow).await;
+    }
+    drop((silent, wire));
+    server.stop().await;
+}

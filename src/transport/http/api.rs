@@ -23,6 +23,7 @@ use crate::protocol::version::{Advertised, VersionRefusal};
 
 use super::compression;
 use super::documents::{Documents, Writer};
+use super::room::Room;
 use super::routes::RouteTable;
 
 /// The state behind all handlers.
@@ -51,6 +52,10 @@ pub struct Api {
     pub documents: Documents,
     /// Renders the metrics.
     pub metrics: PrometheusHandle,
+    /// Room for large bodies of the worker plane.
+    pub(super) worker_room: Room,
+    /// Room for large bodies of everybody else.
+    pub(super) control_room: Room,
     /// When the node started.
     pub started: Instant,
     stopping: AtomicBool,
@@ -96,6 +101,8 @@ impl Api {
             routes,
             documents: Documents::new(documents),
             metrics,
+            worker_room: Room::default(),
+            control_room: Room::default(),
             started: Instant::now(),
             stopping: AtomicBool::new(false),
         })

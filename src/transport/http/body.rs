@@ -3,10 +3,10 @@
 use std::future::poll_fn;
 use std::task::{Context, Waker};
 
-use actix_web::HttpRequest;
 use actix_web::error::PayloadError;
 use actix_web::http::header::{self, HeaderMap};
 use actix_web::web::{Bytes, BytesMut, Payload};
+use actix_web::{HttpMessage, HttpRequest};
 use futures_util::StreamExt;
 use memchr::memchr;
 use rapidhash::v3::rapidhash_v3;
@@ -19,6 +19,7 @@ use sha2::{Digest as _, Sha256};
 use crate::domain::run::Digest;
 
 use super::problems::Problems;
+use super::room::Room;
 
 /// Why a body was not read, before anything else is looked at.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,8 +40,8 @@ pub enum BadBody {
 /// Media types that are read, as refusals list them.
 pub const ACCEPTED: [&str; 2] = ["application/json", "application/*+json"];
 
-/// Reads a body of at most `limit` bytes. The bound holds while reading, since nobody has been
-/// authenticated yet.
+/// Reads a body of at most `limit` bytes, once there is room for it. The bound holds while reading, since nobody has been
+/// authenticated yet. The room is taken until the request has been answered.
 ///
 /// # Errors
 /// [`BadBody`].
@@ -48,11 +49,15 @@ pub async fn read(
     request: &HttpRequest,
     payload: &mut Payload,
     limit: usize,
+    room: &Room,
 ) -> Result<Bytes, BadBody> {
     let headers = request.headers();
     let announced = announced(headers);
     if announced.is_some_and(|length| length > limit) {
         return Err(BadBody::TooLarge { limit });
+    }
+    if let Some(inside) = room.enter(announced).await {
+        request.extensions_mut().insert(inside);
     }
     let mut whole = Bytes::new();
     let mut body = BytesMut::new();

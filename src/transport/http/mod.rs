@@ -14,5 +14,6 @@ mod metrics;
 pub mod native;
 pub mod openapi;
 mod problems;
+mod room;
 pub mod routes;
 pub mod server;

@@ -8,7 +8,7 @@ use std::pin::Pin;
 
 use actix_web::error::InternalError;
 use actix_web::http::StatusCode;
-use actix_web::web::Data;
+use actix_web::web::{Bytes, Data, Payload};
 use actix_web::{FromRequest, HttpRequest, HttpResponse, dev};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -19,7 +19,8 @@ use crate::protocol::reason::Reason;
 use crate::protocol::{CONTROL_PLANE_HEADER, CONTROL_PLANE_VERSION};
 
 use super::super::api::Local;
-use super::super::{body, fields, headers, identify};
+use super::super::body::{self, BadBody};
+use super::super::{fields, headers, identify};
 use super::answer::Answer;
 
 /// Which roles an operation of the control plane takes.
@@ -70,7 +71,7 @@ impl<R: Allowed, T: DeserializeOwned + 'static> FromRequest for Box<Call<R, T>> 
 
     fn from_request(request: &HttpRequest, payload: &mut dev::Payload) -> Self::Future {
         let request = request.clone();
-        let payload = actix_web::web::Payload::from_request(&request, payload).into_inner();
+        let payload = Payload::from_request(&request, payload).into_inner();
         Box::pin(async move {
             let Some(api) = request.app_data::<Data<Local>>().cloned() else {
                 let response = HttpResponse::InternalServerError().finish();
@@ -84,12 +85,30 @@ impl<R: Allowed, T: DeserializeOwned + 'static> FromRequest for Box<Call<R, T>> 
     }
 }
 
+/// Reads the body of a request of this plane.
+///
+/// # Errors
+/// [`BadBody`].
+pub(super) async fn read(
+    api: &Local,
+    request: &HttpRequest,
+    payload: &mut Payload,
+) -> Result<Bytes, BadBody> {
+    body::read(
+        request,
+        payload,
+        api.settings.http.max_body_bytes,
+        &api.control_room,
+    )
+    .await
+}
+
 async fn check<R: Allowed, T: DeserializeOwned>(
     api: &Data<Local>,
     request: &HttpRequest,
-    mut payload: actix_web::web::Payload,
+    mut payload: Payload,
 ) -> Result<Box<Call<R, T>>, Answer> {
-    let bytes = body::read(request, &mut payload, api.settings.http.max_body_bytes).await?;
+    let bytes = read(api, request, &mut payload).await?;
     let parsed = body::parse::<T>(&bytes)?;
     let (principal, namespace) = preamble(api, request, R::ROLES).await?;
     identify::nul_free(request)?;

@@ -25,7 +25,7 @@ use utoipa_actix_web::scope;
 use crate::protocol::reason::Reason;
 
 use super::api::Local;
-use super::{body, docs, info};
+use super::{docs, info};
 use answer::{Answer, Control};
 use call::{Allowed, OperatorOrAdmin, preamble};
 
@@ -101,7 +101,7 @@ async fn no_such_route(request: HttpRequest, api: Data<Local>, mut payload: Payl
         return Control(Err(method_not_allowed(&methods)));
     }
     let refused = async {
-        body::read(&request, &mut payload, api.settings.http.max_body_bytes).await?;
+        call::read(&api, &request, &mut payload).await?;
         preamble(&api, &request, OperatorOrAdmin::ROLES).await?;
         Ok::<Answer, Answer>(if methods.is_empty() {
             Answer::refuse(

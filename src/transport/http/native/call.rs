@@ -7,7 +7,7 @@ use std::pin::Pin;
 
 use actix_web::error::InternalError;
 use actix_web::http::StatusCode;
-use actix_web::web::Data;
+use actix_web::web::{Bytes, Data, Payload};
 use actix_web::{FromRequest, HttpRequest, HttpResponse, dev};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -90,7 +90,7 @@ impl<R: Allowed, T: DeserializeOwned + 'static> FromRequest for Box<Call<R, T>> 
 
     fn from_request(request: &HttpRequest, payload: &mut dev::Payload) -> Self::Future {
         let request = request.clone();
-        let payload = actix_web::web::Payload::from_request(&request, payload).into_inner();
+        let payload = Payload::from_request(&request, payload).into_inner();
         Box::pin(async move {
             let Some(api) = request.app_data::<Data<Local>>().cloned() else {
                 let response = HttpResponse::InternalServerError().finish();
@@ -108,12 +108,30 @@ impl<R: Allowed, T: DeserializeOwned + 'static> FromRequest for Box<Call<R, T>> 
     }
 }
 
+/// Reads the body of a request of this plane.
+///
+/// # Errors
+/// [`BadBody`].
+pub(super) async fn read(
+    api: &Local,
+    request: &HttpRequest,
+    payload: &mut Payload,
+) -> Result<Bytes, BadBody> {
+    body::read(
+        request,
+        payload,
+        api.settings.http.max_body_bytes,
+        &api.worker_room,
+    )
+    .await
+}
+
 async fn check<R: Allowed, T: DeserializeOwned>(
     api: &Data<Local>,
     request: &HttpRequest,
-    mut payload: actix_web::web::Payload,
+    mut payload: Payload,
 ) -> Result<Box<Call<R, T>>, Failure> {
-    let bytes = body::read(request, &mut payload, api.settings.http.max_body_bytes).await?;
+    let bytes = read(api, request, &mut payload).await?;
     let parsed = body::parse::<T>(&bytes)?;
     let (principal, version, namespace) = preamble(api, request, R::ROLES).await?;
     identify::nul_free(request)?;

@@ -26,7 +26,6 @@ use utoipa_actix_web::scope;
 use crate::protocol::reason::Reason;
 
 use super::api::Local;
-use super::body;
 pub use cancellations::request_object as cancellation_request;
 pub use commands::{CommandRequest, read as read_commands};
 pub use page_tokens::{position, read_position};
@@ -82,7 +81,7 @@ pub fn routes() -> scope::Scope<
 /// A path or method that is not served: the checks of every request, then 404 or 405.
 async fn no_such_route(request: HttpRequest, api: Data<Local>, mut payload: Payload) -> Native {
     let refused = async {
-        body::read(&request, &mut payload, api.settings.http.max_body_bytes).await?;
+        call::read(&api, &request, &mut payload).await?;
         let (_, version, _) = preamble(&api, &request, <AnyRole as call::Allowed>::ROLES).await?;
         let methods = api.routes.methods(request.path());
         Err::<std::convert::Infallible, Failure>(if methods.is_empty() {
