@@ -445,8 +445,6 @@ pub const PINNED: &[(&str, &str)] = &[
     ("jit", "off"),
     ("plan_cache_mode", "force_generic_plan"),
     ("enable_seqscan", "off"),
-    // Of a table that is said to be empty, all of what waits would be collected and sorted for each claim.
-    ("enable_bitmapscan", "off"),
     ("enable_hashjoin", "off"),
     ("enable_mergejoin", "off"),
     ("lock_timeout", "2000"),

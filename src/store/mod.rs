@@ -66,6 +66,9 @@ pub struct PoolSizes {
     pub hot: u32,
 }
 
+/// For claims: of a table that is said to be empty, all of what waits would be collected and sorted for each of them.
+const IN_ORDER: &[(&str, &str)] = &[("enable_bitmapscan", "off")];
+
 impl Store {
     /// Opens the pools. Connections are made when they are needed.
     pub fn new(options: PgConnectOptions, sizes: PoolSizes) -> Self {
@@ -87,7 +90,11 @@ impl Store {
                     ("idle_in_transaction_session_timeout", "10000"),
                 ],
             ),
-            hot: pool("leasehold hot", sizes.hot, commit::PINNED),
+            hot: pool(
+                "leasehold hot",
+                sizes.hot,
+                &[commit::PINNED, IN_ORDER].concat(),
+            ),
             options,
             others: Arc::default(),
         }

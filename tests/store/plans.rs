@@ -86,7 +86,8 @@ async fn flush(pool: &PgPool) {
 /// One connection in each pool, so that its counts can be asked for.
 async fn single(bench: &Bench) -> (Store, PgPool) {
     let store = Store::new(bench.db.options.clone(), PoolSizes { reads: 1, hot: 1 });
-    let door = Store::new(bench.db.options.clone(), PoolSizes { reads: 1, hot: 1 }).hot;
+    let pinned = bench.db.options.clone().options(PINNED.iter().copied());
+    let door = PgPool::new(pinned, 1);
     (store, door)
 }
 
